@@ -1,25 +1,34 @@
 """Packed buffers as arrays, mini-batches, and the trainer's cache of segments. Needs numpy only."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from mop_udf.pool.channel import Channel
+
+Arrays = tuple[np.ndarray, ...]  # with equal first dimension
 
 DTYPES = ("<f4", "<i2")  # dtypes of packed columns
 SHUFFLED_BYTES = 64 << 20  # of rows that change places with one another
 STALE = 4  # features are stale if the last STALE * (number of cached features) accesses left them out
 
 
-class Columns(tuple):
+class Columns(tuple[np.ndarray, ...]):
     """Arrays with equal first dimension that stay in memory, with tensors that kernels have made from them (`made`).
 
     Later units use the tensors again. `made` stays small, since the cache does not count it.
     """
 
     MOST_BYTES = 16 << 20  # limit of `made`
+    made: dict[Any, Any]
+    made_bytes: int
 
-    def __new__(cls, arrays):
+    def __new__(cls, arrays: Iterable[np.ndarray]) -> Columns:
         self = super().__new__(cls, arrays)
         self.made, self.made_bytes = {}, 0
         return self
@@ -35,7 +44,7 @@ class Segment:
     """The rows of one segment: a tuple of arrays (inputs, outputs, sample weights if there are any) with
     equal first dimension."""
 
-    def __init__(self, columns):
+    def __init__(self, columns: Iterable[np.ndarray]) -> None:
         self.columns = Columns(columns)
 
     @property
@@ -53,12 +62,15 @@ class Cache:
     Features can be computed again, so they are dropped before rows.
     """
 
-    def __init__(self, limit):
-        self.limit, self.segments = limit, {}
-        self.features = {}  # (segment's key, digest of the prefix) -> array, in the order of their last use
-        self._last_access, self._accesses = {}, 0  # key of features -> count of accesses at their last use; that count
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.segments: dict[Any, Segment] = {}
+        # (segment's key, digest of the prefix) -> features, in the order of their last use
+        self.features: dict[tuple[Any, str], Segment] = {}
+        self._last_access: dict[tuple[Any, str], int] = {}  # key of features -> count of accesses at their last use
+        self._accesses = 0
 
-    def get(self, key: Any) -> "Segment | None":
+    def get(self, key: Any) -> Segment | None:
         return self.segments.get(key)
 
     def make_capacity(self, nbytes: int, keep: Any) -> bool:
@@ -74,7 +86,7 @@ class Cache:
         stale = [key for key in self.features if self._accesses - self._last_access[key] > STALE * len(self.features)]
         return self._make_capacity(nbytes, [*stale, *(key for key in self.segments if key not in keep)])
 
-    def features_of(self, key, digest):
+    def features_of(self, key: Any, digest: str) -> Segment | None:
         """The features of the segment `key` by the prefix that `digest` names; None where they are not cached."""
         self._accesses += 1
         if (key, digest) in self.features:
@@ -82,13 +94,13 @@ class Cache:
             self._last_access[key, digest] = self._accesses
         return self.features.get((key, digest))
 
-    def add_features(self, key, digest, array):
-        self.features[key, digest], self._last_access[key, digest] = array, self._accesses
+    def add_features(self, key: Any, digest: str, segment: Segment) -> None:
+        self.features[key, digest], self._last_access[key, digest] = segment, self._accesses
 
     def used(self) -> int:
         return sum(s.nbytes for s in (*self.segments.values(), *self.features.values()))
 
-    def _make_capacity(self, nbytes, victims):
+    def _make_capacity(self, nbytes: int, victims: Iterable[Any]) -> bool:
         """True where `nbytes` more fit, after dropping victims (keys) in order; nothing is dropped if that does not
         suffice.
         """
@@ -103,20 +115,23 @@ class Cache:
         self.segments, self.features = before
         return False
 
-    def _drop(self, key):
+    def _drop(self, key: Any) -> None:
         """Drop features, or a segment with all its features."""
         self.segments.pop(key, None)
         for own in [k for k in self.features if key in (k, k[0])]:
             del self.features[own]
 
 
-def receive_rows(channel, dtypes, total_rows):
+def receive_rows(
+    channel: Channel, dtypes: Sequence[str], total_rows: int | None
+) -> Generator[tuple[int, Arrays], None, Segment | None]:
     """Yield (epoch, tuple of arrays) for each "rows" frame on `channel`, until its "end" frame.
 
     With `total_rows`, the arrays are slices of whole-segment arrays; the generator returns these as a Segment, or None
     if the rows do not add up. Raises ValueError where a buffer's sizes do not fit its shapes.
     """
-    whole, done = None, 0
+    whole: list[np.ndarray] | None = None
+    done = 0
     while True:
         header = channel.receive_header()
         if header["op"] == "end":
@@ -131,6 +146,7 @@ def receive_rows(channel, dtypes, total_rows):
             whole = [np.empty([total_rows, *s[1:]], d) for s, d in zip(shapes, dtypes)]
         if (
             whole is not None
+            and total_rows is not None
             and done + rows <= total_rows
             and all(list(w.shape[1:]) == s[1:] for w, s in zip(whole, shapes))
         ):
@@ -144,7 +160,7 @@ def receive_rows(channel, dtypes, total_rows):
         yield header.get("epoch", 1), arrays
 
 
-def _shapes_fit(shapes, dtypes, sizes):
+def _shapes_fit(shapes: list[list[int]], dtypes: Sequence[str], sizes: list[int]) -> bool:
     """True where the shapes have an equal first dimension and give these sizes in bytes."""
     return (
         len(shapes) == len(dtypes) == len(sizes)
@@ -154,13 +170,16 @@ def _shapes_fit(shapes, dtypes, sizes):
     )
 
 
-def whole_batches(chunks, batch_size, least=16, enough=32 << 20):
+def whole_batches(
+    chunks: Iterable[Arrays], batch_size: int, least: int = 16, enough: int = 32 << 20
+) -> Iterator[Arrays]:
     """Regroup chunks (tuples of arrays in sequence) so that each chunk but the last is a whole number of batches.
 
     Small chunks are joined up to `least` batches or `enough` bytes. From a larger chunk, only the rows that complete
     the last open batch are copied.
     """
-    held, count, size = [], 0, 0
+    held: list[Arrays] = []
+    count, size = 0, 0
     for chunk in chunks:
         bytes_ = sum(column.nbytes for column in chunk)
         if held and bytes_ >= enough:
@@ -185,11 +204,11 @@ def whole_batches(chunks, batch_size, least=16, enough=32 << 20):
         yield _joined(held)
 
 
-def _joined(chunks):
+def _joined(chunks: list[Arrays]) -> Arrays:
     return chunks[0] if len(chunks) == 1 else tuple(map(np.concatenate, zip(*chunks)))
 
 
-def batches(chunks, batch_size):
+def batches(chunks: Iterable[Arrays], batch_size: int) -> Iterator[Arrays]:
     """Cut a sequence of chunks (tuples of arrays) into mini-batches; only the last may be short."""
     for chunk in whole_batches(chunks, batch_size, least=1):
         for start in range(0, len(chunk[0]), batch_size):

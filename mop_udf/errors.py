@@ -1,7 +1,7 @@
 """Errors: raising PostgreSQL's from Python, and shortening Keras'. Standard library only."""
 
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 # beginnings of lines in TensorFlow's and Keras' errors that precede the informative line
 SAY_LITTLE = (
@@ -16,7 +16,7 @@ UNWRAPPED = re.compile("could not be deserialized properly|Error when deserializ
 MADE_FROM = re.compile(r"class '(\w+)' using config=\{(?:'name': '([^']*)')?")
 
 
-def raise_error(plpy: Any, message: str, sqlstate: str, detail: str | None = None, hint: str | None = None) -> None:
+def raise_error(plpy: Any, message: str, sqlstate: str, detail: str | None = None, hint: str | None = None) -> NoReturn:
     """Raise a PostgreSQL error with DETAIL and HINT."""
     message, detail, hint = sendable(message), detail and sendable(detail), hint and sendable(hint)
     try:
@@ -26,6 +26,7 @@ def raise_error(plpy: Any, message: str, sqlstate: str, detail: str | None = Non
         problem = type("pg_mop", (plpy.SPIError,), {"__module__": "__main__"})(message)
         problem.sqlstate, problem.spidata = sqlstate, (_sqlcode(sqlstate), detail, hint, None, 0)
         raise problem from None
+    raise AssertionError("plpy.error raises")
 
 
 def sendable(message: str) -> str:
@@ -55,7 +56,7 @@ def sqlstate_of(error: Exception) -> str:
     return getattr(error, "sqlstate", None) or "".join(chr((number >> 6 * i & 0x3F) + ord("0")) for i in range(5))
 
 
-def _sqlcode(sqlstate):
+def _sqlcode(sqlstate: str) -> int:
     """The number of an SQLSTATE in PostgreSQL's C code."""
     return sum((ord(c) - ord("0") & 0x3F) << 6 * i for i, c in enumerate(sqlstate))
 

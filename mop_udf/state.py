@@ -7,6 +7,8 @@ little-endian, row-major and unpadded. If the optimizer keeps moving averages of
 them under "averages": [position in the weights, position in the optimizer's arrays].
 """
 
+from __future__ import annotations
+
 import functools
 import json
 import math
@@ -20,6 +22,7 @@ MAGIC = b"pg_mop\0"
 VERSION = 1
 SHORT_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # numpy needs the package ml_dtypes for these
 GROUPS = ("weights", "seeds", "optimizer")
+Groups = dict[str, list[np.ndarray]]
 
 
 class StateError(ValueError):
@@ -31,7 +34,9 @@ def pack(groups: dict[str, list[np.ndarray]], averages: Sequence[tuple[int, int]
 
     `averages`: [(position in the weights, position in the optimizer's arrays), ...] of moving averages of weights.
     """
-    header = {name: [[_dtype_name(a.dtype), list(a.shape)] for a in groups[name]] for name in GROUPS}
+    header: dict[str, list[list[Any]]] = {
+        name: [[_dtype_name(a.dtype), list(a.shape)] for a in groups[name]] for name in GROUPS
+    }
     if averages:
         header["averages"] = [list(pair) for pair in averages]
     text = json.dumps(header).encode()
@@ -86,7 +91,7 @@ def output_weights(data: Any) -> list[np.ndarray]:
     return groups["weights"]
 
 
-def _unpack(data):
+def _unpack(data: Any) -> tuple[Groups, list[tuple[int, int]]]:
     """Bytes-like -> (the groups of arrays, the positions of moving averages)."""
     view = memoryview(data)
     fixed = len(MAGIC) + 5
@@ -97,7 +102,8 @@ def _unpack(data):
     size = struct.unpack("<I", view[len(MAGIC) + 1 : fixed])[0]
     try:
         header = json.loads(bytes(view[fixed : fixed + size]))
-        offset, groups = fixed + size, {}
+        offset = fixed + size
+        groups: Groups = {}
         for name in GROUPS:
             groups[name] = []
             for kind, shape in header[name]:
@@ -125,7 +131,7 @@ def _unpack(data):
 
 
 @functools.lru_cache(100)  # (numpy is slow to find a name)
-def _dtype_name(dtype):
+def _dtype_name(dtype: np.dtype) -> str:
     return dtype.name if dtype.name in SHORT_FLOATS else dtype.str
 
 
@@ -166,9 +172,11 @@ def average(models: Iterable[list[np.ndarray]], rows: Sequence[int]) -> list[np.
 
     Sums are in float64; each result has the dtype of the first model's array.
     """
-    total, sums, kinds = sum(rows), None, None
+    total = sum(rows)
+    sums: list[np.ndarray] = []
+    kinds: list[np.dtype] = []
     for arrays, count in zip(models, rows):
-        if sums is None:
+        if not kinds:
             kinds, sums = [a.dtype for a in arrays], [np.zeros(a.shape, np.float64) for a in arrays]
         for sum_, array in zip(sums, arrays):
             sum_ += np.multiply(array, count, dtype=np.float64)

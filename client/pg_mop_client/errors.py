@@ -6,6 +6,9 @@ from types import ModuleType
 
 import psycopg2
 
+# what PL/Python puts before a message: classes of exceptions (as backend/errors.py of the extension has it)
+_CLASSES = re.compile(r"^(?:(?:(?:plpy|spiexceptions)\.\w+|pg_mop): )+")
+
 
 class ClientError(Exception):
     """An error of the client. `message` is one sentence; `hint` says how to correct the cause, or is None."""
@@ -25,14 +28,18 @@ class ServerError(ClientError):
     def __init__(self, orig: psycopg2.Error) -> None:
         fields = orig.diag
         self.orig, self.sqlstate, self.detail = orig, orig.pgcode, fields.message_detail
-        # (PL/Python puts the class of an exception before its message)
-        message = re.sub(r"^(plpy|spiexceptions)\.\w+: ", "", fields.message_primary or str(orig).strip())
+        message = without_classes(fields.message_primary or str(orig).strip())
         super().__init__(f"{message}\nDETAIL: {self.detail}" if self.detail else message, fields.message_hint)
         self.message = message
 
 
 class LostError(ServerError):
     """The connection is lost: it could not be made, it broke, or the server starts, shuts down or has no capacity."""
+
+
+def without_classes(text: str) -> str:
+    """A message without the classes of exceptions that PL/Python puts before it."""
+    return _CLASSES.sub("", text)
 
 
 def needed(module: str, extra: str) -> ModuleType:

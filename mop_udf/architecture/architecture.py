@@ -57,6 +57,9 @@ def custom_model(checked: Mapping[str, Any]) -> str | None:
     return _custom_in(checked)
 
 
+Node = dict[str, Any]  # an object of an architecture's JSON
+
+
 def _custom_in(node: Mapping[str, Any]) -> str | None:
     """The name of a checked object's custom class, else None."""
     registered = str(node.get("registered_name"))
@@ -113,14 +116,15 @@ def check(
     )
 
 
-def _bounded(architecture):
+def _bounded(architecture: dict[str, Any]) -> None:
     """Refuse JSON that is nested too deeply."""
-    level, depth = [architecture], 0
+    level: list[Any] = [architecture]
+    depth = 0
     while level:
         depth += 1
         if depth > MOST_DEPTH:
             raise ArchitectureError(f"the architecture is nested deeper than {MOST_DEPTH}")
-        below = []
+        below: list[Any] = []
         for node in level:
             if isinstance(node, dict):
                 below += [v for v in node.values() if isinstance(v, (dict, list))]
@@ -133,10 +137,10 @@ class _Rewriter:
     """Checks every object of an architecture and rewrites it, in one pass. `old`: the JSON is of Keras 2; `super_net`,
     `custom`, `no_layers`: see `check`."""
 
-    def __init__(self, old, super_net, custom, no_layers=()):
+    def __init__(self, old: bool, super_net: bool, custom: Mapping[str, str], no_layers: Collection[str] = ()) -> None:
         self.layers, self.old, self.super_net, self.custom, self.no_layers = 0, old, super_net, custom, no_layers
 
-    def whole(self, node, custom):
+    def whole(self, node: Node, custom: Mapping[str, str]) -> Node:
         """The model itself, of a class of Keras or of one in `custom`."""
         own = _custom_class(node, custom)
         if own is None:
@@ -151,7 +155,7 @@ class _Rewriter:
         made = self.model({"class_name": kind, "config": config, "module": None if self.old else "keras"})
         return {**made, "module": None, "registered_name": custom_name(own, custom[own])}
 
-    def model(self, node):
+    def model(self, node: Node) -> Node:
         """A Sequential or functional model."""
         name = self._class(node)
         if name not in MODELS:
@@ -180,13 +184,13 @@ class _Rewriter:
                 made[key] = config[key]
         return {"module": MODELS[name], "class_name": name, "config": made, "registered_name": name}
 
-    def _layer_list(self, config):
+    def _layer_list(self, config: Any) -> list[Node]:
         layers = config.get("layers") if isinstance(config, dict) else None
         if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
             raise ArchitectureError("the architecture has no list of layers")
         return layers
 
-    def _sequential(self, layers):
+    def _sequential(self, layers: list[Node]) -> list[Node]:
         made = []
         for number, layer in enumerate(layers):
             rewritten = self.layer(layer)
@@ -204,14 +208,14 @@ class _Rewriter:
             made.append(rewritten)
         return made
 
-    def _node_layer(self, layer, nested):
+    def _node_layer(self, layer: Node, nested: set[str]) -> Node:
         """A layer or operation of a functional model, with its inbound nodes."""
         made = self._operation(layer) if operations.is_operation(layer.get("module")) else self.layer(layer)
         made["name"] = _text(layer.get("name", made["config"].get("name")))
         made["inbound_nodes"] = self._inbound(made["class_name"], layer.get("inbound_nodes", []), nested)
         return made
 
-    def _operation(self, node):
+    def _operation(self, node: Node) -> Node:
         """An operation of keras.ops; a functional model may have one in place of a layer."""
         self._count()
         name = self._class(node)
@@ -221,7 +225,7 @@ class _Rewriter:
             raise ArchitectureError(str(error)) from None
         return self._object(node["module"], name, config)
 
-    def _inbound(self, kind, nodes, nested):
+    def _inbound(self, kind: str, nodes: Any, nested: set[str]) -> list[Node]:
         """The calls of a layer or operation of class `kind`, as Keras 3 writes them."""
         if not isinstance(nodes, list):
             raise ArchitectureError("inbound_nodes is not a list")
@@ -240,7 +244,7 @@ class _Rewriter:
             calls.append(call)
         return calls
 
-    def _old_call(self, kind, tensors, nested):
+    def _old_call(self, kind: str, tensors: Any, nested: set[str]) -> Node:
         """A call as Keras 2 writes it: a list of [layer, call, tensor, keyword arguments]."""
         tensors = [tensors] if is_reference(tensors) else tensors
         if not isinstance(tensors, list) or not tensors or not all(map(is_reference, tensors)):
@@ -256,7 +260,7 @@ class _Rewriter:
             return {"args": made[:1], "kwargs": {**kwargs, "initial_state": made[1:]}}
         return {"args": made if len(made) == 1 else [made], "kwargs": kwargs}
 
-    def layer(self, node):
+    def layer(self, node: Any) -> Node:
         """A layer, or a model in place of a layer."""
         self._count()
         if not isinstance(node, dict) or "class_name" not in node:
@@ -305,7 +309,7 @@ class _Rewriter:
             made["build_config"] = _build_config(name, node["build_config"])
         return made
 
-    def _not_loaded(self, name):
+    def _not_loaded(self, name: str) -> str:
         """Why a layer class may not be loaded."""
         if name in self.no_layers:
             return f"layer class {name!r} may not be loaded: {name!r} of the object table is no class of layers"
@@ -318,7 +322,7 @@ class _Rewriter:
         )
         return f"layer class {name!r} may not be loaded: only Keras' own layers without code may; {table}"
 
-    def _of_super_net(self, name, config):
+    def _of_super_net(self, name: str, config: Any) -> Node:
         """A layer of a super-net: its config has numbers, its name, and the batch normalization of one."""
         inner = {}
         if name == "PathNormalization" and isinstance(config, dict):
@@ -329,12 +333,12 @@ class _Rewriter:
         made = self._object(SUPER_NET_MODULE, name, {**_super_net_config(config), **inner})
         return {**made, "registered_name": f"pg_mop>{name}"}
 
-    def _count(self):
+    def _count(self) -> None:
         self.layers += 1
         if self.layers > MOST_LAYERS:
             raise ArchitectureError(f"the architecture has more than {MOST_LAYERS} layers")
 
-    def _setting(self, layer, key, value):
+    def _setting(self, layer: str, key: str, value: Any) -> Any:
         """One entry of a layer's config."""
         if key == "dtype" or key == "autocast":
             if isinstance(value, dict):
@@ -360,7 +364,7 @@ class _Rewriter:
             return value[0]
         return self._value(value)
 
-    def _activation(self, value):
+    def _activation(self, value: Any) -> Any:
         if isinstance(value, dict):
             name = self._class(value)
             if name in ("ELU", "LeakyReLU", "PReLU", "ReLU", "Softmax"):
@@ -370,12 +374,12 @@ class _Rewriter:
             return value
         raise ArchitectureError(f"activation {str(value)[:100]!r} is not one of Keras' own")
 
-    def _named(self, value, module, known, spellings):
+    def _named(self, value: Any, module: str, known: Collection[str], spellings: Mapping[str, str]) -> Node | None:
         if value is None:
             return None
         if isinstance(value, str):
             name = value if value in known else spellings.get(value.lower())
-            config = {}
+            config: Any = {}
         elif isinstance(value, dict) and "class_name" in value:
             name, config = self._class(value), value.get("config") or {}
             name = name if name in known else spellings.get(name.lower())
@@ -388,7 +392,7 @@ class _Rewriter:
             config["distribution"] = DISTRIBUTIONS.get(str(config["distribution"]))
         return self._object(module, name, config)
 
-    def _value(self, value):
+    def _value(self, value: Any) -> Any:
         """Plain data; the only objects in it are tensors of the graph, tuples, ellipses, slices and arrays of numbers."""
         if isinstance(value, list):
             return [self._value(v) for v in value]
@@ -424,7 +428,7 @@ class _Rewriter:
                 raise ArchitectureError(str(error)) from None
         raise ArchitectureError(f"an object of class {str(kind)[:100]!r} is not allowed here")
 
-    def _class(self, node):
+    def _class(self, node: Node) -> str:
         """The class name of an object, after checks of all names that could lead to other code."""
         name, module, registered = node.get("class_name"), node.get("module"), node.get("registered_name")
         if not isinstance(name, str):
@@ -449,11 +453,11 @@ class _Rewriter:
             raise ArchitectureError(f"registered name {str(registered)[:100]!r} of class {name[:100]!r} is custom")
         return short
 
-    def _object(self, module, name, config):
+    def _object(self, module: str, name: str, config: Any) -> Node:
         return {"module": module, "class_name": name, "config": config, "registered_name": None}
 
 
-def _custom_class(node, custom):
+def _custom_class(node: Node, custom: Mapping[str, str]) -> str | None:
     """The name of an object's class where that is one of `custom`, and none of Keras', else None."""
     name, module = node.get("class_name"), node.get("module")
     if not isinstance(name, str) or name not in custom:
@@ -467,10 +471,10 @@ def _custom_class(node, custom):
     return name
 
 
-def _super_net_config(config):
+def _super_net_config(config: Any) -> dict[str, Any]:
     """The config of a layer of a super-net: its name, and nested lists of whole numbers."""
 
-    def is_numbers(value):
+    def is_numbers(value: Any) -> bool:
         if isinstance(value, list):
             return all(map(is_numbers, value))
         return value is None or isinstance(value, int) and not isinstance(value, bool)
@@ -483,13 +487,13 @@ def _super_net_config(config):
     return {_text(key): value for key, value in config.items()}
 
 
-def _any_batch(shape):
+def _any_batch(shape: Any) -> Any:
     """The shape of an input without a fixed number of rows: the configuration sets the batch size."""
     shape = _plain(shape)
     return [None, *shape[1:]] if isinstance(shape, list) and shape else shape
 
 
-def _build_config(name, value):
+def _build_config(name: str, value: Any) -> dict[str, Any]:
     """The shapes that built a layer: {"input_shape": shape} or {"shapes_dict": {"..._shape": shape}}."""
     if isinstance(value, dict) and set(value) == {"input_shape"} and _is_shape(value["input_shape"]):
         return {"input_shape": value["input_shape"]}
@@ -503,7 +507,7 @@ def _build_config(name, value):
     raise ArchitectureError(f"build_config of layer {name} states no shapes: {str(value)[:100]}")
 
 
-def _is_shape(value):
+def _is_shape(value: Any) -> bool:
     """True for None, a list of sizes, or a list or dictionary of shapes."""
     if isinstance(value, dict):
         return "class_name" not in value and all(isinstance(key, str) and _is_shape(v) for key, v in value.items())
@@ -514,7 +518,7 @@ def _is_shape(value):
     )
 
 
-def _has_tensor(value):
+def _has_tensor(value: Any) -> bool:
     """True where the arguments of a call contain a tensor of the graph."""
     if isinstance(value, dict):
         return value.get("class_name") == "__keras_tensor__" or any(map(_has_tensor, value.values()))
@@ -531,7 +535,7 @@ def is_reference(value: Any) -> bool:
     )
 
 
-def _tensor(reference):
+def _tensor(reference: list[Any]) -> Node:
     """Keras 3's form of a tensor of the graph; the layer that makes the tensor gives it its shape and dtype."""
     return {
         "class_name": "__keras_tensor__",
@@ -539,14 +543,14 @@ def _tensor(reference):
     }
 
 
-def _with_tensors(value):
+def _with_tensors(value: Any) -> Any:
     """A keyword argument of Keras 2, with its tensors in the form of Keras 3."""
     if is_reference(value) and len(value) == 3:
         return _tensor(value)
     return [_with_tensors(v) for v in value] if isinstance(value, list) else value
 
 
-def _from_zero(value, nested):
+def _from_zero(value: Any, nested: set[str]) -> Any:
     """Lists of [layer, call, tensor, ...], with the calls of the layers `nested` counted from 0 instead of 1."""
     if isinstance(value, dict):
         return {key: _from_zero(v, nested) for key, v in value.items()}
@@ -557,7 +561,7 @@ def _from_zero(value, nested):
     return [_from_zero(v, nested) for v in value]
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     """Data without objects."""
     if isinstance(value, dict):
         if "class_name" in value or "module" in value:
@@ -568,7 +572,7 @@ def _plain(value):
     return value
 
 
-def _text(value):
+def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ArchitectureError(f"{str(value)[:100]!r} is not a name")
     return value

@@ -22,7 +22,7 @@ def with_dropout(architecture: dict[str, Any], dropout: float | dict[str, float]
     """
     found = set()
 
-    def copy(node):
+    def copy(node: Any) -> Any:
         if isinstance(node, list):
             return list(map(copy, node))
         if not isinstance(node, dict):

@@ -46,7 +46,7 @@ def output_widths(architecture: dict[str, Any], outputs: int = 1) -> list[int | 
     """
     config = architecture["config"]
     if architecture["class_name"] == "Sequential":
-        ends = [len(config["layers"]) - 1]
+        ends: Any = [len(config["layers"]) - 1]
     else:
         ends = config.get("output_layers")
         if isinstance(ends, dict):
@@ -121,7 +121,7 @@ def name_misfit(architecture: dict[str, Any], key: str, columns: Iterable[str]) 
     return problem, f"A list is matched by position: keras.Model({made}), in the order of the columns."
 
 
-def _has_dictionary(value):
+def _has_dictionary(value: Any) -> bool:
     return isinstance(value, dict) or isinstance(value, list) and any(map(_has_dictionary, value))
 
 
@@ -146,7 +146,7 @@ def output_misfit(widths: Sequence[int | None], wanted: dict[str, Any]) -> str |
     return f'the architecture outputs {has} {wanted["what"]} but "{wanted["table"]}" has {given}'
 
 
-def _width(architecture, end):
+def _width(architecture: dict[str, Any], end: Any) -> int | None:
     """The output width of a layer, given by its number in a Sequential or by its name; None where it is not stated."""
     layers, sequential = architecture["config"]["layers"], architecture["class_name"] == "Sequential"
     names = {} if sequential else {layer["name"]: layer for layer in layers}
@@ -168,7 +168,7 @@ def _width(architecture, end):
     return None
 
 
-def _ends(architecture, key):
+def _ends(architecture: dict[str, Any], key: str) -> list[str]:
     """Names of the layers that a functional model lists under `key`: [[name, node, tensor], ...] or one such list."""
     listed = architecture["config"].get(key) if isinstance(architecture.get("config"), dict) else None
     if isinstance(listed, dict):
@@ -180,7 +180,7 @@ def _ends(architecture, key):
     return [end[0] for end in listed if isinstance(end, list) and end and isinstance(end[0], str)]
 
 
-def _layers(architecture):
+def _layers(architecture: dict[str, Any]) -> list[dict[str, Any]]:
     config = architecture.get("config")
     layers = config if isinstance(config, list) else isinstance(config, dict) and config.get("layers")
     if not isinstance(layers, list) or not all(

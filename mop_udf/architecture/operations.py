@@ -74,11 +74,11 @@ def constant(kind: str, config: Any) -> dict[str, Any]:
     return {"value": value, "dtype": dtype}
 
 
-def _is_numbers(value):
+def _is_numbers(value: Any) -> bool:
     return all(map(_is_numbers, value)) if isinstance(value, list) else isinstance(value, (bool, int, float))
 
 
-def _is_plain(value):
+def _is_plain(value: Any) -> bool:
     return (
         all(map(_is_plain, value))
         if isinstance(value, list)

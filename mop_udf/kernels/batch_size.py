@@ -11,7 +11,9 @@ FIRST, MOST = 16, 1024  # rows
 ENOUGH = 256 << 20  # bytes that a batch may take without a limit: larger batches are not faster
 SHARE = 0.9  # of the limit: this process may grow up to it
 
-limit_bytes = None  # memory limit of this process (pg_mop.trainer_memory_mb), set from the trainer's options
+limit_bytes: int | None = (
+    None  # memory limit of this process (pg_mop.trainer_memory_mb), set from the trainer's options
+)
 
 
 class BatchSize:

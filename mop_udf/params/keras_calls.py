@@ -116,7 +116,7 @@ def canonical(what: str, text: str, classes: Mapping[str, tuple[str, ...]]) -> s
     return f"{name}({given})" if given else name
 
 
-def _is_value(value):
+def _is_value(value: Any) -> bool:
     if isinstance(value, str):
         return re.fullmatch(r"\w{1,63}", value) is not None
     if isinstance(value, (list, tuple)):

@@ -58,7 +58,7 @@ class Schedule:
 
     per = "batch"
 
-    def __init__(self, name, config):
+    def __init__(self, name: str, config: dict[str, Any]) -> None:
         self.name, self.config = name, config
         self.text = repr(
             {
@@ -69,16 +69,16 @@ class Schedule:
             }
         )
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.text
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self.text
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, Schedule) and self.text == other.text
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(self.text)
 
 
@@ -115,7 +115,7 @@ def parse_schedule(value: dict[str, Any]) -> Schedule:
     return Schedule(name, {key: checked[key] for key in known})
 
 
-def _config_value(name, key, value):
+def _config_value(name: str, key: str, value: Any) -> Any:
     if key in BOOLEANS:
         if not isinstance(value, bool):
             raise SequenceError(f"{key} of {name} must be True or False, not {abbreviated(value)}")

@@ -3,7 +3,10 @@
 Standard library only.
 """
 
+from __future__ import annotations
+
 import re
+from collections.abc import Collection
 from typing import Any
 
 from mop_udf.errors import abbreviated
@@ -118,7 +121,7 @@ def takes_class_numbers(loss: str) -> bool:
     return loss.partition("(")[0] in SPARSE_LOSSES
 
 
-def canonical_name(name, known):
+def canonical_name(name: Any, known: Collection[str]) -> str | None:
     if name in known:
         return name
     by_lower = {k.lower(): k for k in sorted(known, reverse=True)}

@@ -3,7 +3,11 @@
 Standard library only.
 """
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Callable
+from typing import Any
 
 from mop_udf.params import sequences
 from mop_udf.params.parameter_text import ParameterError, Verbatim, write_literal
@@ -19,6 +23,8 @@ from mop_udf.params.params import (
 )
 from mop_udf.params.sequences import Sequence
 
+Values = list[tuple[str, Any]]  # (parameter, value) of each sequence in one iteration
+
 
 class Resolver:
     """The parameter strings of one configuration in each iteration, with values in place of its sequences.
@@ -27,7 +33,9 @@ class Resolver:
     per mini-batch stay in them as text. Parameters without effect are left out.
     """
 
-    def __init__(self, compile_params, fit_params, classes=None):
+    def __init__(
+        self, compile_params: str | None, fit_params: str | None, classes: Callable[[Any], Any] | None = None
+    ) -> None:
         """Parse both strings; raises ParameterError.
 
         `classes(weights)` turns class weights, possibly with labels or 'balanced', into {class number: weight}; without
@@ -43,7 +51,9 @@ class Resolver:
             if isinstance(v, Sequence) and v.per == "iteration"
         ]
         self._fits = [(k, self.fit[k]) for k in SEQUENCE_KEYS if isinstance(self.fit[k], Sequence)]
-        self._last = self._texts = None  # the values and the strings of the last iteration requested
+        # the values and the strings of the last iteration requested
+        self._last: tuple[Values, Values] | None = None
+        self._texts: tuple[str, str] | None = None
         if not self.varies:
             self._texts = (_compile_text(self.compile), _fit_text(self.fit))
 
@@ -54,12 +64,11 @@ class Resolver:
 
     def at(self, iteration: int) -> tuple[str, str]:
         """(compile_params, fit_params) of an iteration, from 1; raises ParameterError where a value is invalid."""
-        if not self._scalars and not self._fits:
+        if self._texts is not None and not self.varies:
             return self._texts
         scalars, fits = self._values(iteration)
-        if (scalars, fits) != self._last:
-            texts = self._texts or (None, None)
-            before = self._last or (None, None)
+        if self._texts is None or (scalars, fits) != self._last:
+            texts, before = self._texts or ("", ""), self._last or (None, None)
             self._texts = (
                 texts[0] if scalars == before[0] else self._compile(scalars),
                 texts[1] if fits == before[1] else _fit_text({**self.fit, **dict(fits)}),
@@ -72,7 +81,7 @@ class Resolver:
         for iteration in range(1, iterations + 1) if self.varies else ():
             self._values(iteration)
 
-    def _values(self, iteration):
+    def _values(self, iteration: int) -> tuple[Values, Values]:
         step, key = iteration - 1, None
         try:
             for key, sequence in self._scalars:  # noqa: B007
@@ -89,7 +98,7 @@ class Resolver:
             raise ParameterError(f"{key}, iteration {iteration}: {error}") from None
 
     @functools.cached_property
-    def _pieces(self):
+    def _pieces(self) -> list[str]:
         """The compile string, cut at the values of the sequences."""
         mark = "\0"
         return _compile_text(
@@ -99,7 +108,7 @@ class Resolver:
             }
         ).split(mark)
 
-    def _compile(self, scalars):
+    def _compile(self, scalars: Values) -> str:
         parts = [self._pieces[0]]
         for (_, value), piece in zip(scalars, self._pieces[1:]):
             parts += [repr(value + 0.0), piece]
@@ -112,11 +121,11 @@ def resolve(compile_params: str, fit_params: str | None, iteration: int) -> tupl
 
 
 @functools.lru_cache(1000)
-def _resolver(compile_params, fit_params):
+def _resolver(compile_params: str, fit_params: str | None) -> Resolver:
     return Resolver(compile_params, fit_params)
 
 
-def _compile_text(parsed):
+def _compile_text(parsed: dict[str, Any]) -> str:
     """The canonical string of parsed compile parameters."""
     optimizer = ",".join(f"{k}={write_literal(v)}" for k, v in sorted(parsed["optimizer_args"].items()))
     parts = [f"loss={_loss_literal(parsed['loss'])}", f"optimizer='{parsed['optimizer']}({optimizer})'"]
@@ -132,12 +141,12 @@ def _compile_text(parsed):
     return ",".join(parts + [f"{k}={write_literal(v)}" for k, v in others.items() if v is not None])
 
 
-def _loss_literal(loss):
+def _loss_literal(loss: Any) -> str:
     # (a single loss is read without escapes)
     return repr(loss) if isinstance(loss, str) else write_literal(loss)
 
 
-def _fit_text(parsed):
+def _fit_text(parsed: dict[str, Any]) -> str:
     """The canonical string of parsed fit parameters, without defaults and parameters without effect."""
     parts = []
     for key, value in sorted(parsed.items()):

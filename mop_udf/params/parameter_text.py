@@ -62,7 +62,7 @@ def write_literal(value: Any) -> str:
     return repr(value + 0.0 if isinstance(value, float) else value)
 
 
-def _escaped(match):
+def _escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
@@ -83,7 +83,7 @@ def evaluate_literal(key: str, text: str) -> Any:
     return value
 
 
-def _is_plain(value):
+def _is_plain(value: Any) -> bool:
     """True for None, booleans, strings, finite 64-bit numbers, and lists, tuples and dictionaries of these."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
@@ -92,7 +92,7 @@ def _is_plain(value):
     return value is None or isinstance(value, (bool, str)) or is_number(value)
 
 
-def literal_of(key, text, kinds):
+def literal_of(key: str, text: str | None, kinds: tuple[type, ...]) -> Any:
     """A literal of one of the types `kinds`, or None. Raises ParameterError."""
     if text is None:
         return None

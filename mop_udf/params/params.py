@@ -51,7 +51,7 @@ FIT_KEYS = (
 SEQUENCE_KEYS = ("batch_size", "class_weight", "dropout")  # fit parameters that may be sequences
 WITHOUT_EFFECT = ("verbose", "stop", "keep")  # on the result of an iteration
 STOP_KEYS = ("patience", "min_delta", "target", "metric", "mode")
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "batch_size": 32,
     "epochs": 1,
     "verbose": 0,
@@ -156,7 +156,7 @@ def parse_fit_params(text: str | None) -> dict[str, Any]:
     return parsed
 
 
-def _stop(value):
+def _stop(value: Any) -> dict[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not value or any(key not in STOP_KEYS for key in value):
@@ -182,9 +182,9 @@ def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
     """'Adam', "Adam()", 'SGD(lr=0.1, momentum=0.9)' -> (Keras' class name, {argument: literal}). Raises ParameterError."""
     match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
     name = match and canonical_name(match[1], OPTIMIZERS)
-    if name is None:
+    if match is None or name is None:
         raise ParameterError(f"unknown optimizer {abbreviated(text)}")
-    arguments = {}
+    arguments: dict[str, Any] = {}
     for key, value in (split(match[2]) if match[2] and match[2].strip() else {}).items():
         key = "learning_rate" if key == "lr" else key
         if not re.fullmatch(r"[A-Za-z_]\w{0,62}", key):
@@ -202,7 +202,7 @@ def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
         # Keras refuses lr=1, an integer
         arguments[key] = float(literal) if key in SCALARS and is_integer(literal) else literal
     arguments = {key: value for key, value in arguments.items() if value is not None}
-    rate = arguments.get("learning_rate")
+    rate: Any = arguments.get("learning_rate")
     if "decay" in arguments and _is_sequence(rate) and rate.per == "batch":
         raise ParameterError(
             "decay, which changes the learning rate with each mini-batch, cannot be given together "
@@ -282,7 +282,7 @@ SIGN_CHANGED = (
 )
 
 
-def _is_sequence(value):
+def _is_sequence(value: Any) -> bool:
     return isinstance(value, (Sequence, Schedule))
 
 
@@ -290,18 +290,18 @@ def sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
-def _first(value):
+def _first(value: Any) -> Any:
     return value.at(0) if isinstance(value, Sequence) else value
 
 
-def _parsed_sequence(key, text):
+def _parsed_sequence(key: str, text: str) -> Any:
     try:
         return sequence_parser.parse(text)
     except sequences.SequenceError as error:
         raise ParameterError(f"{key}: {error}") from None
 
 
-def _scalar_sequence(key, text):
+def _scalar_sequence(key: str, text: str) -> Any:
     """The Sequence or Schedule of an optimizer's argument, or a number where it has a single value."""
     value = _parsed_sequence(key, text)
     if isinstance(value, dict) or isinstance(value, Sequence) and any(isinstance(v, dict) for v in value.stated()):
@@ -319,7 +319,7 @@ def _scalar_sequence(key, text):
     return value
 
 
-def _fit_sequence(key, text):
+def _fit_sequence(key: str, text: str) -> Any:
     """The Sequence of a fit parameter, with all values in its text checked, or its value where it has a single one."""
     if key not in SEQUENCE_KEYS:
         raise ParameterError(f"{abbreviated(key)} cannot be a sequence, only {', '.join(SEQUENCE_KEYS)} can")
@@ -339,7 +339,7 @@ def _fit_sequence(key, text):
     return value.mapped(FIT_CHECKS[key]) if isinstance(checked[0], dict) else value
 
 
-def _stated(key, value):
+def _stated(key: str, value: Any) -> Any:
     """A checked value from a sequence's text; a batch size is rounded."""
     if key == "batch_size" and isinstance(value, float):
         if not value >= 1:
@@ -353,16 +353,16 @@ def fit_value(key: str, value: Any) -> Any:
     return FIT_CHECKS[key](max(1, _rounded(value)) if key == "batch_size" else value)
 
 
-def _rounded(value):
+def _rounded(value: float) -> int:
     return math.floor(value + 0.5)
 
 
-def _checked_batch_size(value):
+def _checked_batch_size(value: Any) -> int:
     check_integer("batch_size", value, 1)
     return value
 
 
-def _checked_class_weight(weights):
+def _checked_class_weight(weights: Any) -> Any:
     """{class: weight}, sorted by class, a number from 0 or a label. Weights become floats, so that 1 equals 1.0.
 
     Also 'balanced': :class:`~mop_udf.params.parameter_resolver.Resolver` replaces it by weights.
@@ -384,7 +384,7 @@ def _checked_class_weight(weights):
     return {k: float(v) + 0.0 for k, v in sorted(weights.items(), key=lambda item: (str(type(item[0])), item[0]))}
 
 
-def _checked_dropout(rates):
+def _checked_dropout(rates: Any) -> float | dict[str, float]:
     """A rate, or {layer name: rate}."""
     if isinstance(rates, dict):
         if not rates or not all(isinstance(k, str) and _is_rate(v) for k, v in rates.items()):
@@ -397,14 +397,14 @@ def _checked_dropout(rates):
     return float(rates) + 0.0
 
 
-def _is_rate(value):
+def _is_rate(value: Any) -> bool:
     return is_number(value) and 0 <= value < 1
 
 
 FIT_CHECKS = {"batch_size": _checked_batch_size, "class_weight": _checked_class_weight, "dropout": _checked_dropout}
 
 
-def _losses(text):
+def _losses(text: str) -> Any:
     """A loss; or losses by output, in a list or a dictionary."""
     if text[:1] not in ("[", "{"):
         return loss_name(text)
@@ -420,7 +420,7 @@ def _losses(text):
     return found
 
 
-def _metrics(text):
+def _metrics(text: str | None) -> list[str]:
     """A list of names, or a single name; possibly with arguments."""
     if text is not None and re.fullmatch(r"(?!None$)[A-Za-z]\w*\s*(\(.*\))?", text, re.DOTALL):
         return [metric_name(text)]
@@ -430,7 +430,7 @@ def _metrics(text):
     return list(dict.fromkeys(metric_name(name) for name in metrics or ()))
 
 
-def _weighted_metrics(text):
+def _weighted_metrics(text: str | None) -> list[str] | None:
     # only names may pass: Keras would load a dictionary as an object of any class
     names = literal_of("weighted_metrics", text, (list, tuple))
     if names is None:
@@ -442,7 +442,7 @@ def _weighted_metrics(text):
     return list(dict.fromkeys(map(metric_name, names)))
 
 
-def _loss_weights(text):
+def _loss_weights(text: str | None) -> Any:
     weights = literal_of("loss_weights", text, (list, dict))
     values = weights.values() if isinstance(weights, dict) else weights or ()
     if not all(map(is_number, values)) or isinstance(weights, dict) and not all(isinstance(k, str) for k in weights):
@@ -452,7 +452,7 @@ def _loss_weights(text):
     return weights
 
 
-def _tensorboard(text):
+def _tensorboard(text: str) -> dict[str, Any]:
     match = re.fullmatch(r"\[\s*TensorBoard\s*\((.*)\)\s*\]", strip_quotes(text), re.DOTALL)
     if not match:
         raise ParameterError(f"callbacks must be one TensorBoard(...) in a list, not {abbreviated(text)}")

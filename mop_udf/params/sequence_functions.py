@@ -4,7 +4,11 @@ Each function takes the operations (Python's, or a framework's on tensors), the 
 library only.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 
 class PYTHON:
@@ -13,37 +17,39 @@ class PYTHON:
     cos, log, maximum = math.cos, math.log, max
 
     @staticmethod
-    def floor(value):
+    def floor(value: float) -> float:
         return float(math.floor(value))
 
     @staticmethod
-    def where(condition, yes, no):
+    def where(condition: bool, yes: Any, no: Any) -> Any:
         return yes if condition else no
 
     @staticmethod
-    def reached(step, milestones):
+    def reached(step: float, milestones: Iterable[float]) -> float:
         """The number of milestones that `step` has reached."""
         return float(sum(step >= m for m in milestones))
 
     @staticmethod
-    def pick(values, step):
+    def pick(values: Sequence[Any], step: float) -> Any:
         """The value at position `step`; beyond the end, the last value."""
         return values[min(int(step), len(values) - 1)]
 
 
-def _constant(ops, step, value):
+def _constant(ops: Any, step: Any, value: Any) -> Any:
     return value
 
 
-def _exponential(ops, step, value, gamma):
+def _exponential(ops: Any, step: Any, value: Any, gamma: Any) -> Any:
     return value * gamma**step
 
 
-def _multi_step(ops, step, value, milestones, gamma):
+def _multi_step(ops: Any, step: Any, value: Any, milestones: Any, gamma: Any) -> Any:
     return value * gamma ** ops.reached(step, milestones)
 
 
-def _cyclic(ops, step, base, max, step_size_up, step_size_down, mode, gamma):
+def _cyclic(
+    ops: Any, step: Any, base: Any, max: Any, step_size_up: Any, step_size_down: Any, mode: str, gamma: Any
+) -> Any:
     length = step_size_up + step_size_down
     cycle = ops.floor(step / length)
     position = step - cycle * length
@@ -57,7 +63,7 @@ def _cyclic(ops, step, base, max, step_size_up, step_size_down, mode, gamma):
     return base + height
 
 
-def _cosine(ops, step, value, period, min, gamma):
+def _cosine(ops: Any, step: Any, value: Any, period: Any, min: Any, gamma: Any) -> Any:
     if gamma is None:
         position = step / period - ops.floor(step / period)
     else:  # periods of lengths period, period * gamma, ...
@@ -71,16 +77,16 @@ def _cosine(ops, step, value, period, min, gamma):
     return min + (value - min) * (1 + ops.cos(math.pi * position)) / 2
 
 
-def _warmup(ops, step, start, steps, then):
+def _warmup(ops: Any, step: Any, start: Any, steps: Any, then: Callable[..., Any]) -> Any:
     rising = start + (then(ops, 0.0 * step) - start) * step / steps
     return ops.where(step < steps, rising, then(ops, ops.maximum(step - steps, 0.0)))
 
 
-def _pick(ops, step, values):
+def _pick(ops: Any, step: Any, values: Any) -> Any:
     return ops.pick(values, step)
 
 
-FUNCTIONS = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Constant": _constant,
     "Exponential": _exponential,
     "MultiStep": _multi_step,

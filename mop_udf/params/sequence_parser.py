@@ -43,7 +43,7 @@ def parse(text: str) -> Any:
         raise SequenceError(f"{abbreviated(text)} is not a sequence") from None
 
 
-def _sequence(node, depth):
+def _sequence(node: ast.expr, depth: int) -> Any:
     """The node of a list, a call or a Keras schedule -> the result of `parse`."""
     if depth > MOST_NESTED:
         raise SequenceError(f"sequences are nested deeper than {MOST_NESTED}")
@@ -60,7 +60,7 @@ def _sequence(node, depth):
     return _made(kind, arguments, per)
 
 
-def _arguments(kind, node, depth):
+def _arguments(kind: str, node: ast.Call, depth: int) -> tuple[dict[str, Any], str]:
     """({name: value as written}, per) of a call."""
     names, given, per = list(KINDS[kind]), {}, None
     nodes = list(node.args)
@@ -90,7 +90,7 @@ def _arguments(kind, node, depth):
     return {name: given[name] for name in KINDS[kind]}, per or "iteration"
 
 
-def _then(node, depth):
+def _then(node: ast.expr, depth: int) -> Sequence:
     if isinstance(node, (ast.List, ast.Call)):
         value = _sequence(node, depth + 1)
     else:
@@ -100,7 +100,7 @@ def _then(node, depth):
     return value if isinstance(value, Sequence) else constant(value)
 
 
-def _made(kind, arguments, per):
+def _made(kind: str, arguments: dict[str, Any], per: str) -> Any:
     """A Sequence of arguments as written, or a value where all steps have the same value."""
     if kind == "Values":
         return _values(arguments["values"], per)
@@ -108,7 +108,7 @@ def _made(kind, arguments, per):
         value = arguments["value"]
         return _dictionary(value) if isinstance(value, dict) else checked_number(_signature(kind), "value", value)
     milestones = arguments.pop("milestones", None)
-    checked = {
+    checked: dict[str, Any] = {
         name: value
         if name in ("mode", "then") or value is None and name == "step_size_down"
         else checked_number(_signature(kind), name, value)
@@ -155,7 +155,7 @@ def _made(kind, arguments, per):
     return Sequence(kind, checked, per)
 
 
-def _values(values, per):
+def _values(values: Any, per: str) -> Any:
     if not isinstance(values, list) or not values:
         raise SequenceError(f"Values needs a list with values, not {abbreviated(values)}")
     if any(isinstance(v, dict) for v in values):
@@ -167,7 +167,7 @@ def _values(values, per):
     return values[0] if len(values) == 1 else Sequence("Values", {"values": tuple(values)}, per)
 
 
-def _milestones(values):
+def _milestones(values: Any) -> tuple[float, ...]:
     good = isinstance(values, list) and all(
         isinstance(v, (int, float)) and not isinstance(v, bool) and 1 <= v < 2**53 and v == int(v) for v in values
     )
@@ -179,7 +179,7 @@ def _milestones(values):
     return tuple(map(float, values))
 
 
-def _plain(node):
+def _plain(node: ast.expr | None) -> Any:
     """A literal in Python's or JSON's form, from its node."""
     if isinstance(node, ast.List):
         return [_plain(n) for n in node.elts]
@@ -199,29 +199,29 @@ def _plain(node):
     raise SequenceError(f"{_code(node)} is not a literal")
 
 
-def _key(node):
+def _key(node: ast.expr | None) -> Any:
     key = _plain(node)
     if isinstance(key, (list, dict)):
         raise SequenceError(f"{abbreviated(key)} is not a key")
     return key
 
 
-def _dictionary(value):
+def _dictionary(value: Any) -> dict[Any, Any]:
     """A dictionary in a list of values, unchanged; the parameter checks its content."""
     if not isinstance(value, dict):
         raise SequenceError(f"a list holds numbers or dictionaries, not both: {abbreviated(value)}")
     return value
 
 
-def _kind(name):
+def _kind(name: str) -> str | None:
     return next((kind for kind in KINDS if kind.lower() == name.lower()), None)
 
 
-def _signature(kind):
+def _signature(kind: str) -> str:
     """The kind with its arguments in order, for errors: a wrong order is a frequent mistake."""
     return f"{kind}({', '.join(KINDS[kind])})"
 
 
-def _code(node):
-    text = ast.unparse(node)
+def _code(node: ast.expr | None) -> str:
+    text = ast.unparse(node) if node is not None else ""
     return text if len(text) <= 200 else text[:200] + "..."

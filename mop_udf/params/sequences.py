@@ -8,7 +8,7 @@ sequence_parser.py, Keras' own schedules are in keras_schedules.py.
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mop_udf.errors import abbreviated
@@ -47,21 +47,21 @@ class Sequence:
     `kind`: a key of KINDS; `arguments`: {name: float, tuple, Sequence, text or None}; `per`: 'iteration' or 'batch'.
     """
 
-    def __init__(self, kind, arguments, per="iteration"):
+    def __init__(self, kind: str, arguments: dict[str, Any], per: str = "iteration") -> None:
         self.kind, self.arguments, self.per = kind, arguments, per
         self.text = _text(kind, arguments, per)
         self._function, self._stated = self.bind(self.numbers()), self.stated()
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.text
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self.text
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self.text == other.text
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(self.text)
 
     def at(self, step: int) -> Any:
@@ -137,7 +137,7 @@ class Sequence:
         """The function (operations, step) -> value with `numbers`, in the form of `numbers()`, in place of its own."""
         return self._bind(iter(numbers))
 
-    def _bind(self, numbers):
+    def _bind(self, numbers: Iterator[Any]) -> Callable[..., Any]:
         bound = {
             name: value._bind(numbers)
             if isinstance(value, Sequence)
@@ -154,7 +154,7 @@ def constant(value: float) -> Sequence:
     return Sequence("Constant", {"value": value})
 
 
-def _text(kind, arguments, per):
+def _text(kind: str, arguments: dict[str, Any], per: str) -> str:
     """Canonical text of a sequence; parsing it gives an equal sequence."""
     if kind == "Constant":
         return repr(arguments["value"])

@@ -8,12 +8,15 @@ import json
 import os
 import select
 import struct
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 CHECK_SECONDS = 0.1
 SMALL = 1 << 16  # bytes; smaller writes are collected, and reads fetch at least as many
 # size of a part of a model state, a row of its table (for 32 MB, malloc takes new memory at each copy)
 PART_BYTES = 8 << 20
+
+Read = TypeVar("Read", bytes, int)  # what os.read and os.readv return
 
 
 class ChannelClosed(Exception):
@@ -23,7 +26,7 @@ class ChannelClosed(Exception):
 class Channel:
     """One side of the pipe. `check_interrupts`, if given, is called at least every 0.1 s while waiting."""
 
-    def __init__(self, read_fd, write_fd, check_interrupts=None):
+    def __init__(self, read_fd: int, write_fd: int, check_interrupts: Callable[[], object] | None = None) -> None:
         self.read_fd, self.write_fd, self.check_interrupts = read_fd, write_fd, check_interrupts
         self.pending = 0  # unread bytes of the last frame's payloads
         self._held = bytearray()  # small frames, held back until the next frame
@@ -40,7 +43,8 @@ class Channel:
         """
         views = [memoryview(p).cast("B") for p in payloads]
         text = json.dumps({**header, "sizes": [v.nbytes for v in views]}).encode()
-        for view in (struct.pack("<I", len(text)), text, *views):
+        parts: list[bytes | memoryview] = [struct.pack("<I", len(text)), text, *views]
+        for view in parts:
             if len(self._held) + len(view) > SMALL:
                 self._flush()
             if len(view) > SMALL:
@@ -50,7 +54,7 @@ class Channel:
         if not more:
             self._flush()
 
-    def _flush(self):
+    def _flush(self) -> None:
         held, self._held = self._held, bytearray()
         self._write(memoryview(held))
 
@@ -86,12 +90,12 @@ class Channel:
         self._fill(view)
         self.pending -= view.nbytes
 
-    def _read(self, size):
+    def _read(self, size: int) -> bytearray:
         data = bytearray(size)
         self._fill(memoryview(data))
         return data
 
-    def _fill(self, view):
+    def _fill(self, view: memoryview) -> None:
         done = 0
         while done < view.nbytes:
             if self._ahead:
@@ -104,7 +108,7 @@ class Channel:
             else:
                 done += self._some(os.readv, [view[done : done + (1 << 24)]])
 
-    def _some(self, read, how):
+    def _some(self, read: Callable[[int, Any], Read], how: Any) -> Read:
         """Call `read` until it returns data; wait in between. Raises ChannelClosed at the end of the pipe."""
         while True:
             try:
@@ -130,7 +134,7 @@ class Channel:
         """Drop the data that a lease has left in the buffers; the next lease has other pipes under the same descriptors."""
         self.pending, self._held, self._ahead = 0, bytearray(), memoryview(b"")
 
-    def _write(self, view):
+    def _write(self, view: memoryview) -> None:
         try:
             while view.nbytes:
                 try:
@@ -140,6 +144,7 @@ class Channel:
         except BrokenPipeError:
             raise ChannelClosed from None
 
-    def _wait(self, readers, writers):
+    def _wait(self, readers: list[int], writers: list[int]) -> None:
         while not any(select.select(readers, writers, [], CHECK_SECONDS)[:2]):
-            self.check_interrupts()
+            if self.check_interrupts is not None:
+                self.check_interrupts()

@@ -67,7 +67,7 @@ def current() -> "CompileCache | None":
 class CompileCache:
     """A cache directory of about `most_bytes`. Errors in reading and writing are ignored: the trainer compiles again."""
 
-    def __init__(self, path, most_bytes):
+    def __init__(self, path: str, most_bytes: int) -> None:
         self.path, self.most_bytes = path, most_bytes
 
     def tidy(self) -> None:
@@ -96,7 +96,7 @@ class CompileCache:
                 removed += _remove(entry.path) and not entry.name.endswith((".json", TRACE, NEW))
         return removed > 0
 
-    def _entries(self):
+    def _entries(self) -> list[os.DirEntry[str]]:
         try:
             return list(os.scandir(self.path))
         except OSError:
@@ -152,7 +152,7 @@ class CompileCache:
         finally:
             os.close(descriptor)
 
-    def _put(self, path, data):
+    def _put(self, path: str, data: bytes) -> None:
         made = None
         try:
             with tempfile.NamedTemporaryFile(dir=self.path, suffix=NEW, delete=False) as file:
@@ -164,7 +164,7 @@ class CompileCache:
                 _remove(made)
 
     @staticmethod
-    def _read(path):
+    def _read(path: str) -> dict[str, tuple[float, int]]:
         try:
             with open(path) as file:
                 return {
@@ -173,10 +173,10 @@ class CompileCache:
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
             return {}
 
-    def _trace(self, text):
+    def _trace(self, text: str) -> str:
         return os.path.join(self.path, digest(text) + TRACE)
 
-    def _name(self, architecture):
+    def _name(self, architecture: str) -> str:
         return os.path.join(self.path, digest(architecture) + ".json")
 
 
@@ -184,7 +184,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _locked(descriptor):
+def _locked(descriptor: int) -> bool:
     """True once this process has locked a file. The kernel releases the lock with the descriptor, however the process
     ends.
     """
@@ -195,7 +195,7 @@ def _locked(descriptor):
         return False
 
 
-def _remove(path):
+def _remove(path: str) -> bool:
     try:
         os.unlink(path)
         return True

@@ -19,6 +19,8 @@ Backends connect to a socket in the server's folder (server_folder.py). A reques
     end    -> {"ended": number of trainers that were ended: idle, or on the way back from a lease}
 """
 
+from __future__ import annotations
+
 import json
 import os
 import select
@@ -28,6 +30,8 @@ import socket
 import sys
 import time
 import traceback
+from types import ModuleType
+from typing import Any
 
 from mop_udf.pool import lease
 from mop_udf.pool.child_process import prefer_oom_kill
@@ -38,11 +42,13 @@ UNUSED_LOOK_SECONDS = 30  # between two looks at the free memory without trainer
 ANSWER_SECONDS = 1  # within which an idle trainer takes a lease
 LATE_SECONDS = 1  # an event loop that is this late means that the machine stood still
 
+Request = dict[str, Any]  # of a backend, see fork_server_client.ask
+
 
 class ForkServer:
     """Gives each request a trainer from the pool or a new one, and reports the end of each."""
 
-    def __init__(self, listener, lock, postmaster, trainer):
+    def __init__(self, listener: int, lock: int, postmaster: int, trainer: ModuleType | None) -> None:
         """`trainer`: the module mop_udf.training.trainer, None to start relays; the other arguments are descriptors."""
         self._listener = socket.socket(fileno=listener)
         self._lock, self._postmaster, self._trainer_module = lock, postmaster, trainer
@@ -52,7 +58,7 @@ class ForkServer:
         self._events.register(self._listener, selectors.EVENT_READ, self._accept)
         self._events.register(postmaster, selectors.EVENT_READ, lambda _: sys.exit())
 
-    def serve(self):
+    def serve(self) -> None:
         """Serve until the postmaster ends, or until the fork server has been idle: without trainers and requests."""
         while True:
             now = time.monotonic()
@@ -71,13 +77,13 @@ class ForkServer:
                     key.data(key.fileobj)
             self._end_some()
 
-    def _is_registered(self, key):
+    def _is_registered(self, key: selectors.SelectorKey) -> bool:
         try:
             return self._events.get_key(key.fileobj) is key
         except (KeyError, ValueError):
             return False
 
-    def _end_some(self):
+    def _end_some(self) -> None:
         """End the trainers that have been idle for too long or are not back in time, and those that the memory lacks."""
         for waiting in self._pool.not_to_wait(time.monotonic()):
             self._end_wait(waiting, fork=True)
@@ -87,7 +93,7 @@ class ForkServer:
             self._end(idle[0], wait=True)
 
     # --- requests -----------------------------------------------------------------------------------------
-    def _accept(self, listener):
+    def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
         except OSError:  # the client has gone, or too many files are open
@@ -95,9 +101,9 @@ class ForkServer:
             return
         self._events.register(connection, selectors.EVENT_READ, self._request)
 
-    def _request(self, connection):
+    def _request(self, connection: socket.socket) -> None:
         self._events.unregister(connection)
-        files = []
+        files: list[int] = []
         try:
             text, files, _, _ = socket.recv_fds(connection, MOST_BYTES, 4)
             pid, user = peer(connection)
@@ -121,7 +127,7 @@ class ForkServer:
             if all(connection is not other for other in used):
                 connection.close()
 
-    def _list(self, connection, request):
+    def _list(self, connection: socket.socket, request: Request) -> None:
         for member in self._pool:
             told = {
                 **member.about,
@@ -135,14 +141,14 @@ class ForkServer:
             connection.send(json.dumps(told).encode())
         connection.send(b"{}")
 
-    def _end_idle(self, connection, request):
+    def _end_idle(self, connection: socket.socket, request: Request) -> None:
         members = self._pool.of(request["roles"], request["databases"])
         for member in members:
             self._end(member, wait=True)
         connection.send(json.dumps({"ended": len(members)}).encode())
 
     # --- leases -------------------------------------------------------------------------------------------
-    def _lease_for(self, backend, request, files, connection):
+    def _lease_for(self, backend: int, request: Request, files: list[int], connection: socket.socket) -> None:
         """Lease an idle trainer to a backend, or fork a new one for it."""
         key = None if request.get("fresh") else request.get("key")
         self._look_at((request.get("wants") or {}).get("trainer"))
@@ -172,7 +178,7 @@ class ForkServer:
             answer = {"pid": member.pid}
         _try_send(connection, answer)  # (if the backend has gone, the lease ends with its connection)
 
-    def _make_room(self, request, own=None):
+    def _make_room(self, request: Request, own: Member | None = None) -> str | None:
         """End idle trainers so that a trainer may take its part of a device's memory: None, or why that is not enough.
         `own`: the idle member that it would be."""
         ends, full = self._pool.room(request.get("device"), own, (request.get("about") or {}).get("role"))
@@ -180,7 +186,7 @@ class ForkServer:
             self._end(member, wait=True)
         return full
 
-    def _end_wait(self, waiting, fork=False):
+    def _end_wait(self, waiting: Waiting, fork: bool = False) -> None:
         """Lease a trainer that is back, or `fork` one, to a request that has waited."""
         self._pool.waiting.remove(waiting)
         self._events.unregister(waiting.connection)
@@ -194,7 +200,7 @@ class ForkServer:
             for file in waiting.files:
                 os.close(file)
 
-    def _stops_waiting(self, connection):
+    def _stops_waiting(self, connection: socket.socket) -> None:
         """A backend has gone while its request waited."""
         waiting = next(waiting for waiting in self._pool.waiting if waiting.connection is connection)
         self._pool.waiting.remove(waiting)
@@ -203,7 +209,7 @@ class ForkServer:
         for file in waiting.files:
             os.close(file)
 
-    def _lease(self, member, backend, request, files):
+    def _lease(self, member: Member, backend: int, request: Request, files: list[int]) -> bool:
         """Hand a backend's pipes to an idle trainer: True once the process list shows the lease."""
         since = boot_microseconds()
         offer = {"backend": backend, "since": since, "idle_ms": request["trainer_idle_ms"]}
@@ -218,13 +224,16 @@ class ForkServer:
         member.keep_seconds, member.most, member.device = _seconds(request), request.get("most"), request.get("device")
         return True
 
-    def _fork_for(self, backend, request, files, connection):
+    def _fork_for(self, backend: int, request: Request, files: list[int], connection: socket.socket) -> Member:
         named, naming = os.pipe()
         since, (ours, theirs) = boot_microseconds(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             pid = os.fork()
         except OSError:
-            os.close(named), os.close(naming), ours.close(), theirs.close()
+            os.close(named)
+            os.close(naming)
+            ours.close()
+            theirs.close()
             raise
         if not pid:
             try:
@@ -266,14 +275,26 @@ class ForkServer:
         self._events.register(connection, selectors.EVENT_READ, self._left)
         return member
 
-    def _become_trainer(self, backend, since, request, files, connection, naming, control):
+    def _become_trainer(
+        self,
+        backend: int,
+        since: int,
+        request: Request,
+        files: list[int],
+        connection: socket.socket,
+        naming: int,
+        control: socket.socket,
+    ) -> None:
         """In the child: become the process that an exec of mop_udf.training.trainer would be."""
         try:
             for waiting in self._pool.waiting:
                 for file in waiting.files:
                     os.close(file)
             for key in list(self._events.get_map().values()):  # descriptors of the fork server's event loop
-                (os.close if isinstance(key.fileobj, int) else socket.socket.close)(key.fileobj)
+                if isinstance(key.fileobj, socket.socket):
+                    key.fileobj.close()
+                else:
+                    os.close(key.fd)
             self._events.close()
             connection.close()
             os.close(self._lock)
@@ -301,7 +322,7 @@ class ForkServer:
             traceback.print_exc()
 
     # --- events of trainers and backends ------------------------------------------------------------------
-    def _freed(self, control):
+    def _freed(self, control: socket.socket) -> None:
         """A trainer offers itself: its lease has ended."""
         member = next(member for member in self._pool if member.control is control)
         try:
@@ -322,25 +343,25 @@ class ForkServer:
         for surplus in self._pool.surplus(member.about.get("role"), member.most):
             self._end(surplus)
 
-    def _left(self, connection):
+    def _left(self, connection: socket.socket) -> None:
         """A backend has ended its connection, and with it its lease."""
         for member in self._pool:
             if member.connection is connection:
                 self._let_go(member)
 
-    def _look_at(self, pid):
+    def _look_at(self, pid: int | None) -> None:
         """Note the end of a trainer's lease whose event has not come yet: another process of the same session asks for it."""
         for member in self._pool:
             if member.pid == pid and member.connection and select.select([member.connection], [], [], 0)[0]:
                 self._let_go(member)
 
-    def _let_go(self, member):
+    def _let_go(self, member: Member) -> None:
         if member.connection is not None:
             self._events.unregister(member.connection)
             member.connection.close()
         self._pool.leave(member, time.monotonic())
 
-    def _end(self, member, wait=False):
+    def _end(self, member: Member, wait: bool = False) -> None:
         """Kill a trainer; its end is an event. `wait`: return when its memory is free."""
         try:
             signal.pidfd_send_signal(member.file, signal.SIGKILL)
@@ -352,7 +373,7 @@ class ForkServer:
         if wait:
             self._ended(member.file)
 
-    def _ended(self, file):
+    def _ended(self, file: int) -> None:
         member = self._pool.members.pop(file)
         self._events.unregister(file)
         os.close(file)
@@ -372,19 +393,19 @@ def boot_microseconds() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
 
 
-def _seconds(request):
+def _seconds(request: Request) -> float | None:
     """The idle time in the pool after which the trainer of a request ends; None for no limit."""
     return request["keep_ms"] / 1000 if request.get("keep_ms") else None
 
 
-def _try_send(connection, message):
+def _try_send(connection: socket.socket, message: dict[str, Any]) -> None:
     try:
         connection.send(json.dumps(message).encode())
     except OSError:
         pass  # the backend has gone or does not listen any more
 
 
-def main():
+def main() -> None:
     os.pwrite(int(sys.argv[2]), str(os.getpid()).encode(), 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the shell ignores them for background commands
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -393,13 +414,15 @@ def main():
 
     getproctitle()  # locates the title's memory, which is impossible after a change of the environment
     prefer_oom_kill()
-    trainer = None
+    trainer: ModuleType | None = None
     if os.environ["KERAS_BACKEND"] != RELAYS:
-        from mop_udf.training import trainer
+        from mop_udf.training import trainer as module
 
-        trainer.import_frameworks()
-        trainer.import_own()
-    ForkServer(*map(int, sys.argv[1:4]), trainer).serve()
+        module.import_frameworks()
+        module.import_own()
+        trainer = module
+    listener, lock, postmaster = map(int, sys.argv[1:4])
+    ForkServer(listener, lock, postmaster, trainer).serve()
 
 
 if __name__ == "__main__":

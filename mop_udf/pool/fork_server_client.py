@@ -3,6 +3,8 @@
 Standard library only: backends import this module.
 """
 
+from __future__ import annotations
+
 import errno
 import fcntl
 import glob
@@ -14,7 +16,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mop_udf.pool.child_process import environment
@@ -35,13 +37,17 @@ class ForkedTrainer:
     `held`: None for a new fork; else {"nets": digests of its compiled models, "datasets": keys of the rows in its cache}.
     """
 
-    def __init__(self, connection, name, life, was_running):
+    def __init__(self, connection: socket.socket, name: _Endpoint, life: int, was_running: bool) -> None:
         """`life`: the writing end of the pipe that the trainer dies with; `was_running`: the fork server has not been
         started for this request."""
-        self._connection, self._name, self._patience = connection, name, Patience(ANSWER_SECONDS)
-        self.pid, self.code, self.held = None, None, None
+        self._connection: socket.socket | None = connection
+        self._name, self._patience = name, Patience(ANSWER_SECONDS)
+        self.pid: int | None = None
+        self.code: int | None = None
+        self.held: dict[str, Any] | None = None
         self.full: str | None = None  # why the trainer cannot be had: other trainers hold the memory of its device
-        self._heard, self._file = not was_running, None
+        self._heard = not was_running
+        self._file: int | None = None
         self._gone = select.poll()
         self._gone.register(life, 0)  # (an error event: no process reads the pipe any more)
 
@@ -87,23 +93,23 @@ class ForkedTrainer:
         self._close()
         self._forget()
 
-    def _forget(self):
+    def _forget(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
-    def _read_reports(self, seconds):
+    def _read_reports(self, seconds: float) -> None:
         """Read the fork server's next report, waiting up to `seconds`."""
         if self._connection is None or not select.select([self._connection], [], [], seconds)[0]:
             return
         try:
-            report = self._connection.recv(MOST_BYTES)
+            text = self._connection.recv(MOST_BYTES)
         except OSError:
-            report = b""
-        if not report:
+            text = b""
+        if not text:
             self._close()
             return
-        report, self._heard = json.loads(report), True
+        report, self._heard = json.loads(text), True
         if self.pid is None and "pid" in report:
             self.pid, self.held = report["pid"], report if "nets" in report else None
             try:
@@ -114,7 +120,7 @@ class ForkedTrainer:
         if self.code is not None or self.full is not None:
             self._close()
 
-    def _close(self):
+    def _close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -140,7 +146,7 @@ def ask(home: str, request: dict[str, Any], files: Sequence[int], life: int) -> 
     """
     framework = RELAYS if request["ray"] else request["environment"]["KERAS_BACKEND"]
     sent = _send(home, framework, request, files)
-    return sent and ForkedTrainer(*sent[:2], life, sent[2])
+    return None if sent is None else ForkedTrainer(sent[0], sent[1], life, sent[2])
 
 
 def expect(home: str, keras_backend: str, idle_ms: int) -> None:
@@ -165,7 +171,7 @@ def end_trainers(
     return sum(message["ended"] for message in _answers(home, keras_backend, request))
 
 
-def _answers(home, keras_backend, request):
+def _answers(home: str, keras_backend: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the answers (dicts) of the running fork servers for a framework to a request without files: that of this version
     of the packages, and those of others, which older sessions have started."""
     try:
@@ -195,7 +201,9 @@ def receive(connection: socket.socket, seconds: float) -> bytes:
     return connection.recv(MOST_BYTES)
 
 
-def _send(home, keras_backend, request, files=()):
+def _send(
+    home: str, keras_backend: str, request: dict[str, Any], files: Sequence[int] = ()
+) -> tuple[socket.socket, _Endpoint, bool] | None:
     """Send a request to the fork server, starting it if it is not running: (connection, _Endpoint, whether it was
     running), or None."""
     try:
@@ -212,7 +220,7 @@ def _send(home, keras_backend, request, files=()):
 class _Endpoint:
     """The socket, lock and log of this server's fork server for one version of the packages."""
 
-    def __init__(self, home, keras_backend):
+    def __init__(self, home: str, keras_backend: str) -> None:
         """Raises OSError where the server's folder is not safe."""
         self.home, self.keras_backend = home, keras_backend
         _, self._folder, self._server = own_folder()
@@ -223,16 +231,16 @@ class _Endpoint:
         # (the path of a socket must be short)
         self.path = f"/proc/self/fd/{self._folder}/fork-server-{version(home, keras_backend)}"
 
-    def __del__(self):
+    def __del__(self) -> None:
         if hasattr(self, "_folder"):
             os.close(self._folder)
 
-    def of_all_versions(self):
+    def of_all_versions(self) -> list[str]:
         """The paths of the sockets for this framework."""
         found = glob.glob(f"{os.path.dirname(self.path)}/fork-server-{self.keras_backend}-*.lock")
         return [path[: -len(".lock")] for path in sorted(found)]
 
-    def connect(self, path=None):
+    def connect(self, path: str | None = None) -> socket.socket | None:
         """A connection, or None where no fork server is running; `path`: of its socket. Raises OSError."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(1)
@@ -245,7 +253,7 @@ class _Endpoint:
             raise PermissionError(errno.EACCES, "another user's")
         return connection
 
-    def start(self):
+    def start(self) -> bool:
         """Start the fork server unless another backend starts it: True once it accepts connections. Raises OSError."""
         lock = self._lock()
         for _ in range(20):  # the lock's holder begins to listen at once, or is about to end
@@ -278,14 +286,14 @@ class _Endpoint:
         self._outdate()
         return True
 
-    def _outdate(self):
+    def _outdate(self) -> None:
         """Let the fork servers of other versions end soon: only sessions that began before an update still use them."""
         for path in self.of_all_versions():
             if path != self.path and (connection := self.connect(path)):
                 with connection:
                     connection.send(json.dumps({"idle_ms": OLDER_IDLE_MS}).encode())
 
-    def _execute(self, *files):
+    def _execute(self, *files: int) -> None:
         os.ftruncate(files[1], 0)  # (the fork server writes its process id into it)
         with open(f"{self.path}.log", "wb") as log:
             # started by a shell that ends at once, since the fork server must not be a child of the backend
@@ -311,7 +319,7 @@ class _Endpoint:
                 start_new_session=True,
             )
 
-    def _tidy(self):
+    def _tidy(self) -> None:
         """Remove files of fork servers of other package versions."""
         for path in glob.glob(f"{os.path.dirname(self.path)}/fork-server-*.lock"):
             path = path[: -len(".lock")]
@@ -323,7 +331,7 @@ class _Endpoint:
                         pass
                 os.close(lock)
 
-    def _lock(self, path=None):
+    def _lock(self, path: str | None = None) -> int | None:
         """Take the lock that a fork server holds all its life: its descriptor, or None where it is held."""
         while True:
             lock = os.open(f"{path or self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -341,7 +349,7 @@ class _Endpoint:
                 raise
             os.close(lock)  # another process removed the file before it was locked
 
-    def end(self):
+    def end(self) -> None:
         """Kill a fork server that does not answer; the next backend starts another."""
         try:
             lock = self._lock()

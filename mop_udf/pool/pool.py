@@ -22,7 +22,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import socket
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 WAIT_SECONDS = 2  # that a request waits at most for a trainer that will be back
@@ -82,7 +82,7 @@ class Pool:
         self.members: dict[int, Member] = {}  # by pidfd
         self.waiting: list[Waiting] = []
 
-    def __iter__(self) -> Iterable[Member]:
+    def __iter__(self) -> Iterator[Member]:
         return iter(list(self.members.values()))
 
     def idle(self) -> list[Member]:

@@ -7,6 +7,8 @@ fixed number of threads, an optional memory limit, and a high `oom_score_adj`, s
 The kernel also kills it when its backend dies. GPU memory is free the moment it ends.
 """
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import json
@@ -14,6 +16,7 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mop_udf.pool import child_process, compile_cache, fork_server_client
@@ -41,7 +44,7 @@ class TrainerError(Exception):
     where they have not changed.
     """
 
-    def __init__(self, message, configuration, datasets=None):
+    def __init__(self, message: str, configuration: bool, datasets: Iterable[str] | None = None) -> None:
         super().__init__(message)
         self.configuration, self.datasets = configuration, datasets
 
@@ -54,7 +57,7 @@ class MemoryExceeded(TrainerError):
     """The trainer exceeded its memory limit; the text gives the memory. A retry would fail again, unless `part`: the limit is
     its part of a device's memory."""
 
-    def __init__(self, message, part=False):
+    def __init__(self, message: str, part: bool = False) -> None:
         super().__init__(message, configuration=True, datasets=())
         self.part = part
 
@@ -67,7 +70,10 @@ def command(home: str, module: str, *arguments: Any) -> list[str]:
 class ExecutedTrainer:
     """A trainer started by exec of the packages' own interpreter; same interface as fork_server_client.ForkedTrainer."""
 
-    def __init__(self, home, request, files):
+    full: str | None = None
+    held: dict[str, Any] | None = None
+
+    def __init__(self, home: str, request: dict[str, Any], files: Sequence[int]) -> None:
         self._process = subprocess.Popen(
             command(
                 home,
@@ -87,7 +93,7 @@ class ExecutedTrainer:
             cwd="/",
             start_new_session=True,
         )
-        self.pid, self.held = self._process.pid, None
+        self.pid = self._process.pid
 
     @property
     def code(self) -> int | None:
@@ -123,7 +129,14 @@ class Trainer:
     taken for the next one.
     """
 
-    def __init__(self, home, options, check_interrupts, wants=None, fresh=False):
+    def __init__(
+        self,
+        home: str,
+        options: Mapping[str, Any],
+        check_interrupts: Callable[[], object],
+        wants: Mapping[str, Any] | None = None,
+        fresh: bool = False,
+    ) -> None:
         """`home`: the virtual environment; `options`: threads, gpu (None: CPU), keras_backend, cache_mb, idle_ms (the
         time without requests after which the trainer leaves, 0: no limit), and optionally:
 
@@ -190,15 +203,18 @@ class Trainer:
                 )
             )
         self._request.update(_for_pool(options, self._request, wants, fresh))
-        self._begin(self._request["idle_ms"] and self._fork)
-        self._process.listen(LISTEN_SECONDS)
-        held = self._process.held or {}
+        self._begin(self._fork if self._request["idle_ms"] else None)
+        self._child.listen(LISTEN_SECONDS)
+        held = self._child.held or {}
         self.nets = list(held.get("nets", ()))  # digests of the compiled models that it held at first
         self.datasets = set(held.get("datasets", ()))  # keys of the segments in the trainer's cache
 
-    def _begin(self, fork=None):
+    def _begin(self, fork: Callable[[list[int]], ForkedTrainer | None] | None = None) -> None:
         """Make the pipes, and start the process at their other ends, by `fork` if it gives a process, else by exec."""
-        self._process, self._life, self._child_ends, own = None, None, [], []
+        self._process: ForkedTrainer | ExecutedTrainer | None = None
+        self._life: int | None = None
+        self._child_ends: list[int] = []
+        own: list[int] = []
         self._log, self._last_output = tempfile.TemporaryFile(), ""
         try:
             for _ in range(3):
@@ -224,10 +240,16 @@ class Trainer:
             raise
         self.channel = Channel(self._answers, self._requests, self._watch)
 
-    def _fork(self, files):
+    def _fork(self, files: list[int]) -> ForkedTrainer | None:
+        assert self._life is not None
         return fork_server_client.ask(self._home, self._request, files, self._life)
 
-    def _close(self, files):
+    @property
+    def _child(self) -> ForkedTrainer | ExecutedTrainer:
+        assert self._process is not None
+        return self._process
+
+    def _close(self, files: list[int]) -> None:
         while files:
             os.close(files.pop())
 
@@ -243,7 +265,8 @@ class Trainer:
     @property
     def pid(self) -> int:
         self._guard("wait_readable", 0)
-        return self._process.pid
+        assert self._child.pid is not None
+        return self._child.pid
 
     def alive(self) -> bool:
         """True where the trainer can take a request: it lives, no abandoned answer is pending, and it is not about to
@@ -253,28 +276,28 @@ class Trainer:
             self._life is not None
             and not self._answer_pending
             and not (idle and time.monotonic() - self._last_use > LEAVING * idle)
-            and not self._process.ended()
+            and not self._child.ended()
         )
 
-    def _wait_started(self):
+    def _wait_started(self) -> None:
         """Wait until the trainer lives."""
         while self._child_ends:
-            born = self._process.started(CHECK_SECONDS)
+            born = self._child.started(CHECK_SECONDS)
             if born is None:
                 self._check_interrupts()
             elif born:
                 self._close(self._child_ends)
             else:  # with new pipes, which no other process can have
-                full = self._process.full
+                full = self._child.full
                 self.kill()
                 if full:
                     raise DeviceFull(full)
                 self._begin()
 
-    def _watch(self):
+    def _watch(self) -> None:
         """Check the trainer's memory, and interrupts. Called at least every 0.1 s while waiting."""
         if self._memory_mb or self._part_mb:
-            with open(f"/proc/{self._process.pid}/statm") as file:
+            with open(f"/proc/{self._child.pid}/statm") as file:
                 held = int(file.read().split()[1]) * PAGE_BYTES >> 20
             if self._memory_mb and held > self._memory_mb:
                 raise MemoryExceeded(
@@ -314,7 +337,7 @@ class Trainer:
             return
         self._close([self._requests, self._answers, self._life])
         self._life = None
-        self._process.leave()
+        self._child.leave()
         self._log.close()
 
     def kill(self) -> None:
@@ -336,7 +359,7 @@ class Trainer:
             self._last_output = (first + rest).decode("utf-8", "replace").strip()
             self._log.close()
 
-    def _guard(self, operation, *args, **more):
+    def _guard(self, operation: str, *args: Any, **more: Any) -> Any:
         try:
             self._wait_started()
             return getattr(self.channel, operation)(*args, **more)
@@ -349,8 +372,8 @@ class Trainer:
             self.kill()
             raise
 
-    def _how_it_ended(self):
-        code = self._process.code
+    def _how_it_ended(self) -> str:
+        code = self._child.code
         how = (
             "ended"
             if code is None
@@ -358,20 +381,20 @@ class Trainer:
             if code < 0
             else f"ended with exit status {code}"
         )
-        return f"the trainer process {self._process.pid} {how}{self._last_output and '; its last output: '}{self._last_output}"
+        return f"the trainer process {self._child.pid} {how}{self._last_output and '; its last output: '}{self._last_output}"
 
 
-def _divides(options):
+def _divides(options: Mapping[str, Any]) -> dict[str, str]:
     """The environment of a trainer that divides models, or whose device stands for so much memory."""
     count, gpu, limit = options.get("divided_by") or 1, options.get("gpu"), options.get("virtual_mb")
     return child_process.among_devices(count, gpu, limit if gpu is None else None) if count > 1 or limit else {}
 
 
-def _has_part_of_gpu(options):
+def _has_part_of_gpu(options: Mapping[str, Any]) -> bool:
     return options.get("gpu") is not None and options.get("device_part") is not None
 
 
-def device_of(options: dict[str, Any]) -> dict[str, Any]:
+def device_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a device's memory that a trainer with these options takes, as the pool counts it (pool.Pool.room)."""
     gpu, count = options.get("gpu"), options.get("divided_by") or 1
     names = [] if gpu is None or count == 1 else [f"GPU {number}" for number in range(gpu, gpu + count)]
@@ -383,7 +406,9 @@ def device_of(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _for_pool(options, request, wants, fresh):
+def _for_pool(
+    options: Mapping[str, Any], request: dict[str, Any], wants: Mapping[str, Any] | None, fresh: bool
+) -> dict[str, Any]:
     """The entries of a request for a trainer that concern the pool."""
     role, database = options.get("role"), options.get("database")
     if role is None or database is None:

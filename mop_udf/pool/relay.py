@@ -10,6 +10,8 @@ lease.
 `python -m mop_udf.pool.relay capacity ADDRESS GPUS CPUS` prints the number of such trainers that the cluster can hold.
 """
 
+from __future__ import annotations
+
 import io
 import os
 import secrets
@@ -19,6 +21,8 @@ import sys
 import threading
 import time
 import zipfile
+from types import ModuleType
+from typing import Any, NoReturn
 
 import mop_udf
 from mop_udf.pool.channel import Channel, ChannelClosed
@@ -41,7 +45,14 @@ KEPT_ALIVE = (  # a lost machine sends nothing: these options end its connection
 class Host:
     """The Ray actor. Ray copies the class to the node by value, without the rest of this package."""
 
-    def start(self, sources, environment, arguments, token, kept_alive):
+    def start(
+        self,
+        sources: bytes,
+        environment: dict[str, str],
+        arguments: list[str],
+        token: bytes,
+        kept_alive: tuple[tuple[int, int, int], ...],
+    ) -> tuple[str, int]:
         """Start the trainer at a connection that begins with `token`: (address, port) to connect to."""
         import secrets
         import socket
@@ -53,7 +64,7 @@ class Host:
         listener = socket.create_server(("", 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
         listener.settimeout(30)
 
-        def accepted():
+        def accepted() -> socket.socket:
             while True:
                 connection, _ = listener.accept()
                 connection.settimeout(10)
@@ -68,7 +79,7 @@ class Host:
                     return connection
                 connection.close()
 
-        def host():
+        def host() -> None:
             import os
             import select
             import subprocess
@@ -96,8 +107,8 @@ class Host:
                     }
                     trainer = subprocess.Popen(
                         [sys.executable, "-I", "-B", "-c", program, file.name, "0", str(life), *arguments],
-                        stdin=connection,
-                        stdout=connection,
+                        stdin=connection.fileno(),
+                        stdout=connection.fileno(),
                         pass_fds=[life],
                         env={**own, **environment},
                     )
@@ -113,7 +124,7 @@ class Host:
         return address, listener.getsockname()[1]
 
 
-def sources():
+def sources() -> bytes:
     """This package as a zip file (bytes) that Python can import from."""
     folder, packed = os.path.dirname(os.path.abspath(mop_udf.__file__)), io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -125,7 +136,7 @@ def sources():
     return packed.getvalue()
 
 
-def reach(address):
+def reach(address: str) -> ModuleType:
     """Connect to the cluster: the module ray. Where that fails, prints a sentence and ends this process."""
     late = threading.Timer(CONNECT_SECONDS, end, [f"Ray at {address} has not answered for {CONNECT_SECONDS} s"])
     late.daemon = True
@@ -140,7 +151,7 @@ def reach(address):
     return ray
 
 
-def capacity(address, gpus, cpus):
+def capacity(address: str, gpus: float, cpus: float) -> NoReturn:
     """Print the number of trainers, each with so many GPUs and CPUs, that the idle nodes could hold."""
     ray = reach(address)
     fits = [
@@ -152,7 +163,7 @@ def capacity(address, gpus, cpus):
     os._exit(0)
 
 
-def connect(address, gpus, cpus, seconds, arguments):
+def connect(address: str, gpus: float, cpus: float, seconds: float, arguments: list[str]) -> tuple[socket.socket, Any]:
     """(socket to a new trainer on the cluster, its actor); the actor must be kept as long as the trainer is to live.
 
     Where that fails, prints a sentence and ends this process.
@@ -179,7 +190,7 @@ def connect(address, gpus, cpus, seconds, arguments):
     return connection, actor
 
 
-def end(sentence, leave=False):
+def end(sentence: str, leave: bool = False) -> NoReturn:
     """Print a sentence and end this process.
 
     `leave`: disconnect from the cluster, for at most 10 s; without that, Ray frees the resources after half a minute.
@@ -195,7 +206,7 @@ def end(sentence, leave=False):
     os._exit(1)
 
 
-def pump(lease, connection):
+def pump(lease: Lease, connection: socket.socket) -> bool:
     """Forward data in both directions until one side closes: True if that is the backend. Raises OSError.
 
     While data is under way, this process dies with its backend.
@@ -211,12 +222,12 @@ def pump(lease, connection):
                     data = data[os.write(ends[side], data) :]
 
 
-def reset(connection):
+def reset(connection: socket.socket) -> dict[str, Any] | None:
     """What the trainer keeps after its lease (see pool.Member). None where it may not be leased again, or still works on
     a request."""
     until = time.monotonic() + RESET_SECONDS
 
-    def check():
+    def check() -> None:
         if time.monotonic() > until:
             raise TimeoutError
 
@@ -230,7 +241,18 @@ def reset(connection):
         os.set_blocking(connection.fileno(), True)
 
 
-def main(backend, life, since, idle_ms, control, address, gpus, cpus, seconds, *arguments):
+def main(
+    backend: str,
+    life: str,
+    since: str,
+    idle_ms: str,
+    control: str,
+    address: str,
+    gpus: str,
+    cpus: str,
+    seconds: str,
+    *arguments: str,
+) -> NoReturn:
     """Run as the relay of the process that holds the writing end of the pipe `life`; ends this process."""
     die_with_pipe(int(life))
     prefer_oom_kill()

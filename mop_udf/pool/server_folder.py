@@ -38,7 +38,7 @@ def share(directory: str) -> None:
         pass
 
 
-def _shares(folder):
+def _shares(folder: str) -> str | None:
     """The data directory named in a folder's file SHARES, or None."""
     try:
         with open(os.path.join(folder, SHARES), "rb") as file:
@@ -70,13 +70,13 @@ def own_folder() -> tuple[str, int, int]:
     return folder, opened, server
 
 
-def _server(directory):
+def _server(directory: str) -> int:
     """The postmaster's process id from a data directory. Raises OSError where no server is running."""
     with open(os.path.join(directory, "postmaster.pid"), "rb") as file:
         return int(file.readline())
 
 
-def _folder(directory):
+def _folder(directory: str) -> tuple[str, int]:
     """(path, descriptor) of the folder in a data directory, made if needed. Raises OSError where other users have
     access.
     """
@@ -93,7 +93,7 @@ def _folder(directory):
     return folder, opened
 
 
-_versions = {}
+_versions: dict[tuple[str, str], str] = {}
 
 
 def version(home: str, keras_backend: str) -> str:

@@ -58,7 +58,7 @@ def written(model: keras.Model) -> bytes:
             return file.read()
 
 
-def load(data: bytes) -> tuple[str, bytes]:
+def load(data: bytes | bytearray) -> tuple[str, bytes]:
     """The bytes of a .keras file -> (architecture JSON text, float32 bytes of the weights).
 
     Raises FileError where the bytes are not such a file, ConfigurationError where the architecture may not be loaded.

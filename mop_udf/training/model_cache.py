@@ -1,10 +1,14 @@
 """The compiled models that a trainer keeps. Runs in the trainer."""
 
+from __future__ import annotations
+
 import collections
 import functools
 import json
 import os
 import random
+from collections.abc import Mapping
+from typing import Any
 
 from mop_udf.kernels.autotuner import CACHED_SHARE
 from mop_udf.kernels.autotuner_memory import AutotunerMemory
@@ -18,7 +22,7 @@ STALE = 4  # a model is stale if the last STALE * (number of cached models) requ
 MOST_MEMORIES = 1000
 
 
-def _new_memory(architecture):
+def _new_memory(architecture: str) -> AutotunerMemory:
     """The AutotunerMemory of an architecture, with the compilations that the compile cache knows."""
     cache = compile_cache.current()
     if cache is None:
@@ -43,17 +47,30 @@ class ModelCache:
     would drop the very model that is needed next. Therefore stale models go first, then a random model.
     """
 
-    def __init__(self, most_bytes=1 << 30):
+    def __init__(self, most_bytes: int = 1 << 30) -> None:
         """`most_bytes`: limit for all models together; the model in use stays, however large."""
-        self.most_bytes, self.models, self.memories = most_bytes, collections.OrderedDict(), collections.OrderedDict()
-        # key -> number of the `get` that requested it last
-        self.last_request, self.requests, self.random = {}, 0, random.Random(0)
-        self.nets = {}  # digest that the coordinator gave a compiled model -> its key
-        self.evaluators = {}  # evaluation key -> key of the model that evaluates
-        self.sizes, self.in_use = {}, None  # key -> bytes at its last use; the key of the model in use
-        self.accepted_optimizers = collections.deque(maxlen=1000)  # optimizers that Keras has accepted
+        self.most_bytes = most_bytes
+        self.models: collections.OrderedDict[str, CompiledModel] = collections.OrderedDict()
+        self.memories: collections.OrderedDict[str, AutotunerMemory] = collections.OrderedDict()
+        self.last_request: dict[str, int] = {}  # key -> number of the `get` that requested it last
+        self.requests, self.random = 0, random.Random(0)
+        self.nets: dict[str, str | None] = {}  # digest that the coordinator gave a compiled model -> its key
+        self.evaluators: dict[Any, str] = {}  # evaluation key -> key of the model that evaluates
+        self.sizes: dict[str, int] = {}  # key -> bytes at its last use
+        self.in_use: str | None = None  # the key of the model in use
+        self.accepted_optimizers: collections.deque[Any] = collections.deque(
+            maxlen=1000
+        )  # optimizers that Keras has accepted
 
-    def get(self, architecture, compile_params, objects, seed=None, watched=False, dropout=None):
+    def get(
+        self,
+        architecture: str,
+        compile_params: dict[str, Any],
+        objects: Mapping[str, Any],
+        seed: int | None = None,
+        watched: bool = False,
+        dropout: Any = None,
+    ) -> CompiledModel:
         """The CompiledModel for architecture JSON text and parsed parameters; its scalars are not set.
 
         `objects`: {name: pickle} of the custom functions; `seed`: the seed of its initial weights, if training starts
@@ -88,7 +105,13 @@ class ModelCache:
         return True
 
     @staticmethod
-    def key(architecture, compile_params, objects, watched=False, dropout=None):
+    def key(
+        architecture: str,
+        compile_params: dict[str, Any],
+        objects: Mapping[str, Any],
+        watched: bool = False,
+        dropout: Any = None,
+    ) -> str:
         """Text that is equal for models that one CompiledModel can train. Arguments as of `get`."""
         return json.dumps(
             [architecture, params.without_scalars(compile_params), object_digests(objects), watched, dropout],
@@ -96,26 +119,30 @@ class ModelCache:
             default=str,
         )
 
-    def evaluator(self, architecture, compile_params, objects):
+    def evaluator(self, architecture: str, compile_params: dict[str, Any], objects: Mapping[str, Any]) -> CompiledModel:
         """A CompiledModel for an evaluation. Its optimizer and dropout rates may differ, since an evaluation ignores
         them.
 
         So an evaluation is compiled once for all of these models. Arguments as of `get`.
         """
         key = self.evaluators.get(evaluation_key(architecture, compile_params, objects))
-        return self._use(key) if key in self.models else self.get(architecture, compile_params, objects)
+        return (
+            self._use(key)
+            if key is not None and key in self.models
+            else self.get(architecture, compile_params, objects)
+        )
 
-    def _use(self, key):
+    def _use(self, key: str) -> CompiledModel:
         self.models.move_to_end(key)
         self.requests += 1
         self.last_request[key] = self.requests
-        for recent in {self.in_use, key} & self.models.keys():  # they may have compiled since
+        for recent in {self.in_use or key, key} & self.models.keys():  # they may have compiled since
             self.sizes[recent] = self.models[recent].nbytes
         self.in_use = key
         self._make_capacity()
         return self.models[key]
 
-    def _autotuner_memory(self, architecture, part):
+    def _autotuner_memory(self, architecture: str, part: str) -> AutotunerMemory:
         """The AutotunerMemory of an architecture or a part of it."""
         text = architecture + part
         if text not in self.memories:
@@ -125,7 +152,7 @@ class ModelCache:
             self.memories.popitem(last=False)
         return self.memories[text]
 
-    def _make_capacity(self):
+    def _make_capacity(self) -> None:
         """Drop models until the rest, including the model in use, fits the limit."""
         total = sum(self.sizes.values())
         while total > self.most_bytes and len(self.models) > 1:
@@ -138,7 +165,7 @@ class ModelCache:
             self.nets = {digest: key for digest, key in self.nets.items() if key != victim}
 
 
-def cache_bytes(memory_mb, threads):
+def cache_bytes(memory_mb: int, threads: int) -> int:
     """Bytes for the compiled models of a trainer with a limit of `memory_mb` (0: none) and so many threads."""
     if memory_mb:
         with open("/proc/self/statm") as file:

@@ -17,6 +17,7 @@ from mop_udf.params import parameter_resolver, params
 from mop_udf.params.parameter_names import takes_class_numbers
 from mop_udf.training import custom_layers, sizes
 from mop_udf.training import super_net as _super_net  # noqa: F401 (so that Keras knows its layers)
+from mop_udf.unit_spec import UnitHeader
 
 NO_CODE = custom_layers.Custom()
 
@@ -113,13 +114,13 @@ def check_outputs(model: keras.Model, wanted: dict[str, Any], losses: Sequence[s
             )
 
 
-def check_weights(model: keras.Model, class_weight: Any, unit: dict[str, Any]) -> None:
+def check_weights(model: keras.Model, class_weight: Any, unit: UnitHeader) -> None:
     """Raise ConfigurationError where rows have weights, but an output has several steps, which need weights of their own."""
     if all(len(shape) == 1 for shape in output_shapes(model)):
         return
     if class_weight:
         raise ConfigurationError("class_weight needs one class in each row, but an output has several steps")
-    if len(unit["dtypes"]) > unit["inputs"] + len(model.outputs):
+    if len(unit.dtypes) > unit.inputs + len(model.outputs):
         raise ConfigurationError("sample weights are not supported for an output of several steps")
 
 
@@ -183,7 +184,7 @@ def seed_variables(model):
     return [v for v in model.variables if id(v) not in weights]
 
 
-def parse(compile_text: str, fit_text: str, iteration: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
+def parse(compile_text: str, fit_text: str | None, iteration: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameter strings -> parsed dicts for one iteration, without sequences per iteration; raises ConfigurationError."""
     try:
         return _parsed(*parameter_resolver.resolve(compile_text, fit_text, iteration))

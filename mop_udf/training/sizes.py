@@ -18,7 +18,7 @@ from mop_udf.kernels.framework import framework
 from mop_udf.training import custom_layers
 
 # limit of a model's weights and optimizer variables (pg_mop.max_model_mb), set from the trainer's options
-limit_mb = None
+limit_mb: int | None = None
 
 
 class TooLarge(Exception):

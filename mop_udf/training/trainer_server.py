@@ -20,9 +20,11 @@ Each request is one frame and is answered by one frame, unless the table says ot
 An error in a unit is kept until the unit's `end`, so the backend can always go on sending.
 """
 
+from __future__ import annotations
+
 import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -34,12 +36,15 @@ from mop_udf.kernels import batch_size, device
 from mop_udf.kernels.forward import Forward
 from mop_udf.kernels.framework import framework
 from mop_udf.pool import pool
-from mop_udf.pool.channel import PART_BYTES
+from mop_udf.pool.channel import PART_BYTES, Channel
 from mop_udf.training import chain, custom_layers, evaluation, model_cache, models, prefixes, sizes, super_net
 from mop_udf.training.losses import load_functions
 from mop_udf.training.unit_rows import UnitRows
 from mop_udf.training.unit_training import UnitTraining, replica_states
+from mop_udf.unit_spec import TrainerUnit, UnitRequest, steps_of
 
+Header = dict[str, Any]  # of a request
+Payloads = list[bytearray]
 EVALUATED_ROWS = 1024  # least rows of a piece that is evaluated at once, where rows are not kept
 
 
@@ -49,7 +54,15 @@ class TrainerServer:
     `may_be_leased_again`: false once the trainer has run a user's code, a custom function, or has read a .keras file.
     """
 
-    def __init__(self, channel, threads, cache_mb, memory_mb, model_mb, device_error=None):
+    def __init__(
+        self,
+        channel: Channel,
+        threads: int,
+        cache_mb: int,
+        memory_mb: int,
+        model_mb: int,
+        device_error: str | None = None,
+    ) -> None:
         """`memory_mb`, `model_mb`: limits, 0 for none; `device_error`: why this process cannot use its GPU, or None."""
         sizes.limit_mb, self.memory_mb = model_mb or None, memory_mb
         batch_size.limit_bytes = memory_mb << 20 if memory_mb else None
@@ -62,12 +75,12 @@ class TrainerServer:
         self.compiles_ahead = False  # as the last unit says
         self._forget()
 
-    def _forget(self):
+    def _forget(self) -> None:
         """Keep nothing but what is named by its content."""
-        self.trained = []  # the states of the last unit's models, for `save`: lists of buffers
-        self.evaluated = []  # the CompiledModels of the last evaluation
-        self.predictor = None  # the Forward of the model that predicts
-        self.described = None  # the architecture of that model, as JSON
+        self.trained: list[Any] = []  # the states of the last unit's models, for `save`: lists of buffers
+        self.evaluated: list[Any] = []  # the CompiledModels of the last evaluation
+        self.predictor: Forward | None = None  # the Forward of the model that predicts
+        self.described: str | None = None  # the architecture of that model, as JSON
 
     def serve(
         self,
@@ -106,35 +119,35 @@ class TrainerServer:
             return True
         return self.compiles_ahead and self.compiled_models.prepare()
 
-    def on_reset(self, header, payloads):
+    def on_reset(self, header: Header, payloads: Payloads) -> None:
         """A relay's lease has ended."""
         held = self.reset()
         self.channel.send({"held": held if self.may_be_leased_again else None})
 
-    def on_ready(self, header, payloads):
+    def on_ready(self, header: Header, payloads: Payloads) -> None:
         self.channel.send({"keras": keras.__version__, "backend": keras.backend.backend()})
 
-    def on_capacity(self, header, payloads):
+    def on_capacity(self, header: Header, payloads: Payloads) -> None:
         fits = self.cache.make_capacity(header["nbytes"], header["keep"])
         self.channel.send({"fits": fits, "datasets": list(self.cache.segments)})
 
-    def on_unit(self, unit, payloads):
-        self.trained, self.compiles_ahead = [], bool(unit.get("compile_ahead"))
+    def on_unit(self, header: Header, payloads: Payloads) -> None:
+        unit = UnitRequest.from_json(header)
+        self.trained, self.compiles_ahead = [], unit.compile_ahead
         states, rows = self._receive_states(), UnitRows(self.channel, self.cache, unit)
         if payloads:  # custom functions
             self.may_be_leased_again = False
         try:
             self._check_device()
-            steps, objects = chain.steps_of(unit), iter(payloads)
-            units = steps[0]
-            if len(steps) > 1:
+            units, objects = unit.units(), iter(payloads)
+            if unit.then:
                 rows.finish()
                 reports, self.trained = chain.train(
-                    steps, objects, states, self.cache, self.compiled_models, self.device
+                    steps_of(unit), objects, states, self.cache, self.compiled_models, self.device
                 )
-            elif unit["kind"] == "load":
+            elif unit.kind == "load":
                 reports = []
-            elif unit["kind"] == "train":
+            elif unit.kind == "train":
                 reports, self.trained = UnitTraining(
                     units, objects, states, rows, self.cache, self.compiled_models, self.device
                 ).run()
@@ -147,13 +160,13 @@ class TrainerServer:
             rows.drain()
             self._refuse(error, datasets=list(self.cache.segments))
 
-    def _check_device(self):
+    def _check_device(self) -> None:
         if self.device_error:
             raise OSError(self.device_error)  # the machine is to blame, not the configuration
 
-    def _receive_states(self):
+    def _receive_states(self) -> dict[int, bytearray]:
         """{stage: bytes of its model state}, the unit's own first."""
-        states = {}
+        states: dict[int, bytearray] = {}
         while True:
             header, payloads = self.channel.receive()
             if header["op"] == "states_end":
@@ -163,13 +176,18 @@ class TrainerServer:
             else:
                 states[header["stage"]] = payloads[0]
 
-    def _evaluate(self, units, objects, states, rows):
+    def _evaluate(
+        self, units: Sequence[TrainerUnit], objects: Iterator[Any], states: dict[int, bytearray], rows: UnitRows
+    ) -> list[dict[str, Any]]:
         """Evaluate the models of several units on the same rows, read once; the first unit names the rows."""
         evaluations = [self._evaluation(unit, objects, states) for unit in units]
         self.evaluated = [evaluated.compiled for evaluated in evaluations]
-        if units[0]["keeps_rows"]:
+        pieces: Iterable[data.Arrays]
+        if units[0].keeps_rows:
             rows.finish()
-            pieces = [self.cache.get(units[0]["dataset"]).columns]
+            segment = self.cache.get(units[0].dataset)
+            assert segment is not None
+            pieces = [segment.columns]
         else:
             pieces = data.whole_batches((arrays for _, arrays in rows), EVALUATED_ROWS)
         for piece in pieces:
@@ -177,35 +195,37 @@ class TrainerServer:
                 evaluated.add(piece)
         return [evaluated.report() for evaluated in evaluations]
 
-    def _evaluation(self, unit, objects, states):
+    def _evaluation(
+        self, unit: TrainerUnit, objects: Iterator[Any], states: dict[int, bytearray]
+    ) -> evaluation.Evaluation:
         """The Evaluation of a unit's model."""
-        compile_params, _ = models.parse(unit["compile_params"], unit["fit_params"])
+        compile_params, _ = models.parse(unit.compile_params, unit.fit_params)
         compiled = self.compiled_models.evaluator(
-            unit["architecture"], compile_params, {name: next(objects) for name in unit["objects"]}
+            unit.architecture, compile_params, {name: next(objects) for name in unit.objects}
         )
-        models.check_outputs(compiled.model, unit["outputs"], compiled.losses)
+        models.check_outputs(compiled.model, unit.outputs, compiled.losses)
         models.check_weights(compiled.model, None, unit)
-        weights = compiled.weights_of(states[unit["stage"]], unit["plain_weights"], replica_states(unit, states))
-        if unit.get("path") is not None and (at := super_net.path_position(compiled.model)) is not None:
-            weights = [*weights[:at], np.array(unit["path"], "f4"), *weights[at + 1 :]]
+        weights = compiled.weights_of(states[unit.stage], unit.plain_weights, replica_states(unit, states))
+        if unit.path is not None and (at := super_net.path_position(compiled.model)) is not None:
+            weights = [*weights[:at], np.array(unit.path, "f4"), *weights[at + 1 :]]
         return evaluation.Evaluation(
-            compiled, weights, unit["inputs"], prefixes.features(self.cache, unit, compiled, weights)
+            compiled, weights, unit.inputs, prefixes.features(self.cache, unit, compiled, weights)
         )
 
-    def on_save(self, header, payloads):
+    def on_save(self, header: Header, payloads: Payloads) -> None:
         parts = [
             (number, part) for number in header["numbers"] for part in state.parts(self.trained[number], PART_BYTES)
         ]
         for position, (number, part) in enumerate(parts, 1):
             self.channel.send({"number": number, "last": position == len(parts)}, *part, more=position < len(parts))
 
-    def on_score(self, header, payloads):
+    def on_score(self, header: Header, payloads: Payloads) -> None:
         try:
             self.channel.send(self.evaluated[header["number"]].score(header["sums"]))
         except Exception as error:
             self._refuse(error)
 
-    def on_model(self, header, payloads):
+    def on_model(self, header: Header, payloads: Payloads) -> None:
         try:
             self._check_device()
             weights, *pickles = payloads
@@ -220,9 +240,10 @@ class TrainerServer:
         except Exception as error:
             self._refuse(error)
 
-    def on_predict(self, header, payloads):
+    def on_predict(self, header: Header, payloads: Payloads) -> None:
         try:
             x = [np.frombuffer(p, "<f4").reshape(s) for p, s in zip(payloads, header["shapes"])]
+            assert self.predictor is not None
             outputs = self.predictor.predict(x)
             self.channel.send(
                 {"shapes": [list(o.shape) for o in outputs]},
@@ -231,19 +252,20 @@ class TrainerServer:
         except Exception as error:
             self._refuse(error)
 
-    def on_export(self, header, payloads):
+    def on_export(self, header: Header, payloads: Payloads) -> None:
         try:
             from mop_udf.training import keras_file, raw_model
 
+            assert self.predictor is not None and self.described is not None
             if "raw" in header:
-                data = keras_file.written(raw_model.build(self.predictor.model, **header["raw"]))
+                file = keras_file.written(raw_model.build(self.predictor.model, **header["raw"]))
             else:
-                data = keras_file.save(self.predictor.model, models.normalise(self.described))
-            self.channel.send({}, data)
+                file = keras_file.save(self.predictor.model, models.normalise(self.described))
+            self.channel.send({}, file)
         except Exception as error:
             self._refuse(error)
 
-    def on_import(self, header, payloads):
+    def on_import(self, header: Header, payloads: Payloads) -> None:
         self.may_be_leased_again = False  # a file of unknown origin
         try:
             from mop_udf.training import keras_file
@@ -253,7 +275,7 @@ class TrainerServer:
         except Exception as error:
             self._refuse(error)
 
-    def on_pictures(self, header, payloads):
+    def on_pictures(self, header: Header, payloads: Payloads) -> None:
         try:
             from mop_udf.training import pictures
 
@@ -266,7 +288,7 @@ class TrainerServer:
         except Exception as error:
             self._refuse(error)
 
-    def on_layer_shape(self, header, payloads):
+    def on_layer_shape(self, header: Header, payloads: Payloads) -> None:
         self.may_be_leased_again = False  # (a custom layer)
         try:
             from mop_udf.training import layer_shapes
@@ -278,7 +300,7 @@ class TrainerServer:
         except Exception as error:
             self._refuse(error)
 
-    def on_baselines(self, header, payloads):
+    def on_baselines(self, header: Header, payloads: Payloads) -> None:
         try:
             from mop_udf.training import baselines
 
@@ -294,7 +316,7 @@ class TrainerServer:
         except Exception as error:
             self._refuse(error)
 
-    def _refuse(self, error, **more):
+    def _refuse(self, error: Exception, **more: Any) -> None:
         text = (
             str(error)
             if isinstance(error, models.ConfigurationError)
@@ -303,7 +325,7 @@ class TrainerServer:
         ran_out = {"ran_out": True} if framework.ran_out(error) else {}
         self.channel.send({"error": text, "configuration": self._blames_configuration(error), **ran_out, **more})
 
-    def _blames_configuration(self, error):
+    def _blames_configuration(self, error: Exception) -> bool:
         """True where the configuration is to blame: for all errors that Keras and TensorFlow raise as they work.
 
         A lack of memory is the configuration's fault only where this process has a limit: without a limit, other

@@ -34,6 +34,7 @@ def forged(path):
         "stage": 1,
         "mst_key": 1,
         "model_id": 1,
+        "iteration": 1,
         "objects": ["zzz"],
         "plain_weights": True,
         "kernel": "plain",
@@ -41,6 +42,7 @@ def forged(path):
         "run_passes_left": 1,
     }
     unit = {"op": "unit", "kind": "train", "models": [model], "seed": 1, "same_start": True, "run_seconds": 0}
+    unit |= {"dtypes": ["<f4"], "inputs": 1, "outputs": None}
     text = frame({"op": "end"}) + frame(unit, pickle.dumps(Writes(str(path)))) + frame({"op": "states_end"})
     return text + b" " * (-len(text) % 8)
 

@@ -9,6 +9,7 @@ import pytest
 
 from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST, Session, failures_as_sql
 from mop_udf.pool import process
+from mop_udf.unit_spec import UnitHeader, UnitModel
 from support.cluster import HOME, programs
 from support.trainers import all_trainers
 from support.workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
@@ -82,7 +83,8 @@ def unit(architecture, optimizer="Adam()", batch_size=8):
 
 def begin(holder, what, states):
     keeps = holder.holds(what["dataset"], what["nbytes"], [])
-    holder.begin({**what, "keeps_rows": keeps}, [what["model"]], states, [{}])
+    header = UnitHeader.from_json({**what, "keeps_rows": keeps})
+    holder.begin(header, [UnitModel.from_json(what["model"])], states, [{}])
 
 
 def train(holder, what, **limits):
@@ -91,7 +93,7 @@ def train(holder, what, **limits):
         try:
             holder.start_trainer(options(**limits), Unlimited)
             begin(holder, what, [])
-            if holder.unit["sends_rows"]:
+            if holder.unit.sends_rows:
                 x, y = np.ones((ROWS, 4), "<f4"), np.eye(3, dtype="<i2")[np.arange(ROWS) % 3]
                 holder.rows(1, 0, [x.tobytes(), y.tobytes()], ["{%d,4}" % ROWS, "{%d,3}" % ROWS])
             return holder.end()["models"][0]

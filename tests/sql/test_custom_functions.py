@@ -203,7 +203,7 @@ def test_a_unit_of_a_plain_role_gets_no_function_of_its_own_table(db, functions)
     )
     client = db.another("plain2")
     unit = (
-        '{"run_id": %d, "fencing_token": 1, "kind": "evaluate", "segment": 0, "fingerprint": "x", '
+        '{"run_id": %d, "fencing_token": 1, "kind": "evaluate", "dataset": "training", "segment": 0, "fingerprint": "x", '
         '"models": [{"stage": 1, "version": 0, "iteration": 1, "passes_left": 0, "run_passes_left": 0}], '
         '"fingerprint_sql": "SELECT \'x\' AS fingerprint", "object_table": "functions", "options": {}}' % run_id
     )

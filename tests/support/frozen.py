@@ -1,11 +1,14 @@
 """Models with frozen layers, of many kinds, and their training with and without a common prefix."""
 
+import dataclasses
+
 import dill
 import numpy as np
 import pytest
 
 from mop_udf import data, state
 from mop_udf.params import params
+from mop_udf.unit_spec import TrainerUnit
 
 ROWS, BATCH, SHAPE = 83, 8, (8, 8, 1)
 
@@ -204,19 +207,32 @@ def compiled(original, optimizer="Adam(lr=0.01)", loss="categorical_crossentropy
 
 
 def unit(rows, inputs=1, **more):
-    return {
-        "share_prefixes": True,
-        "kernel": "auto",
-        "keeps_rows": True,
-        "dataset": "d",
-        "rows": len(rows[0]),
-        "nbytes": sum(c.nbytes for c in rows),
-        "keep": ["d"],
-        "inputs": inputs,
-        "kind": "train",
-        "run_passes_left": 9,
-        **more,
+    """A unit that may share the prefix's outputs."""
+    model = {
+        "stage": 1,
+        "model_id": 1,
+        "iteration": 1,
+        "architecture": "",
+        "compile_params": "",
+        "plain_weights": False,
     }
+    return TrainerUnit(
+        **{
+            "share_prefixes": True,
+            "keeps_rows": True,
+            "dataset": "d",
+            "rows": len(rows[0]),
+            "nbytes": sum(c.nbytes for c in rows),
+            "keep": ["d"],
+            "dtypes": [],
+            "inputs": inputs,
+            "outputs": None,
+            "kind": "train",
+            "run_passes_left": 9,
+            **model,
+            **more,
+        }
+    )
 
 
 def kept(rows, limit=1 << 30):
@@ -236,7 +252,7 @@ def trained(made, rows, kernel, shared, inputs=1, class_weight=None, passes=3):
     reports = [kernels.train([columns], len(rows[0]), BATCH, own, class_weight, forced=kernel) for _ in range(passes)]
     assert {report["kernel"] for report in reports} == {kernel}
     weights = state.values(made.model.weights)
-    found = prefixes.features(cache, {**told, "kind": "evaluate"}, made, weights) if shared else None
+    found = prefixes.features(cache, dataclasses.replace(told, kind="evaluate"), made, weights) if shared else None
     evaluation = evaluation.Evaluation(made, weights, inputs, found)
     evaluation.add(rows)
     assert len(cache.features) == bool(shared), "what training computed serves the evaluation"

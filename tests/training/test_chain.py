@@ -9,6 +9,8 @@ import pytest
 
 from mop_udf import data
 from mop_udf.training import chain
+from mop_udf.unit_spec import UnitRequest
+from mop_udf.unit_spec import steps_of as steps_of_request
 from support.workload import NAN, dense, layer, random_rows, sequential
 
 ROWS = 30
@@ -92,7 +94,7 @@ def one_by_one(cache, steps):
     for step in steps:
         for place, unit in enumerate(step):
             if unit is not None:
-                given = {} if states[place] is None else {unit["stage"]: states[place]}
+                given = {} if states[place] is None else {unit.stage: states[place]}
                 made, (state,) = chain.train([[unit]], iter(()), given, cache, compiled, device.described(1))
                 reports += made
                 states[place] = b"".join(map(bytes, state))
@@ -100,9 +102,9 @@ def one_by_one(cache, steps):
 
 
 def steps_of(first, *then):
-    unit = {**COMMON, **rows_of(first[0]), "models": first[1:]}
+    unit = {**COMMON, **rows_of(first[0]), "models": list(first[1:])}
     unit["then"] = [{**rows_of(step[0]), "models": list(step[1:])} for step in then]
-    return chain.steps_of(unit)
+    return steps_of_request(UnitRequest.from_json(unit))
 
 
 CASES = {

@@ -7,6 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from mop_udf.errors import sqlstate_of
+
+# what PL/Python puts before a message: classes of exceptions (on Greenplum, the one that raise_error makes)
+_CLASSES = re.compile(r"^(?:(?:(?:plpy|spiexceptions)\.\w+|pg_mop): )+")
+
 
 class MopError(Exception):
     """An error for the caller: a message of one sentence, facts in `detail`, the command that helps in `hint`."""
@@ -52,6 +57,32 @@ def has_nul(columns: Sequence[str]) -> MopError:
         hint=f"SELECT * FROM ... WHERE strpos({names[0]}::text, '\\u0000') = 0; leaves out such rows.",
         sqlstate="22P05",
     )
+
+
+def without_classes(text: str) -> str:
+    """A message without the classes of exceptions that PL/Python puts before it.
+
+    >>> without_classes("spiexceptions.RaiseException: plpy.Error: mop_fit: there is no table")
+    'mop_fit: there is no table'
+    """
+    return _CLASSES.sub("", text)
+
+
+def step_message(text: str) -> str:
+    """The message of a call's step: without classes, and without the name of the function that the step calls.
+
+    >>> step_message("plpy.Error: mop_pack: there is no table"), step_message("spiexceptions.DataError: bad: value")
+    ('there is no table', 'bad: value')
+    """
+    message = without_classes(text)
+    of_python = re.search(r"(plpy\.\w+|pg_mop): $", text.removesuffix(message))
+    return re.sub(r"^\w+: ", "", message, count=1) if of_python else message
+
+
+def error_of(error: Any, message: str | None = None) -> MopError:
+    """The MopError of an SPI error; `message`: in place of the error's own."""
+    _, detail, hint, *_ = getattr(error, "spidata", None) or (None, None, None)
+    return MopError(message or without_classes(str(error)), detail, hint, sqlstate_of(error))
 
 
 def is_cancel(error: Any) -> bool:

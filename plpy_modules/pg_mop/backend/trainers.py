@@ -6,6 +6,7 @@ Both classes have the methods of :class:`LocalTrainer`, which are coroutines of 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from mop_udf.params import params
 from mop_udf.pool import fork_server_client
 from mop_udf.pool.channel import PART_BYTES
 from mop_udf.pool.process import TrainerLost
+from mop_udf.unit_spec import SpecError, UnitHeader, UnitModel, UnitRequest, steps_of
 from pg_mop.backend import explaining, object_table, settings
 from pg_mop.backend.caller import extension_schema
 from pg_mop.backend.database import Database
@@ -29,8 +31,12 @@ from pg_mop.backend.queries import Coroutine, Query
 from pg_mop.backend.quoting import quote_identifier
 
 Options = Mapping[str, Any]  # of a trainer
-Unit = Mapping[str, Any]  # the JSON of a unit, a segment, a model or a state
-Objects = Sequence[Collection[str]]  # of each model its custom functions: names, or a dict with their pickles
+Segments = Sequence[
+    tuple[UnitHeader, str]
+]  # of a chain: what the trainer is told of the rows, and the SQL that sends them
+Changes = Sequence[dict[str, Any]]  # the later steps of a chain, see UnitRequest.then
+State = Mapping[str, Any]  # the row of a state in the catalog
+Objects = Sequence[Mapping[str, bytes]]  # of each model the pickles of its custom functions, by name
 Versions = Sequence[tuple[int, int]]  # stage and version of each state
 SMALL = 256 << 10  # bytes of a small state: several of them are written and sent with one statement
 
@@ -88,34 +94,36 @@ class LocalTrainer:
 
     def threads(self, options: Options) -> int:
         """How many threads the running trainer has, which was requested with `options`."""
-        return self.holder.trainer.options["threads"]
+        return self.holder.running().options["threads"]
 
-    def begin(self, options: Options, unit: Unit, models: Sequence[Unit], objects: Objects) -> Coroutine[bool]:
+    def begin(
+        self, options: Options, unit: UnitHeader, models: Sequence[UnitModel], objects: Objects
+    ) -> Coroutine[bool]:
         """Start the trainer, unless it runs; return whether it holds or can keep the rows of a unit (as for `give`)."""
         yield from self.start(options)
         return self._keeps(unit)
 
-    def begin_chain(self, options: Options, segments: Sequence[Unit]) -> Coroutine[Any]:
-        """Start the trainer, unless it runs, and have it keep the rows of `segments`: dicts as of `give`, with `rows_sql`.
+    def begin_chain(self, options: Options, segments: Segments) -> Coroutine[Any]:
+        """Start the trainer, unless it runs, and have it keep the rows of `segments`.
 
-        Returns the segments whose rows were sent; None where the trainer cannot keep the rows of all.
+        Returns the numbers of the segments whose rows were sent; None where the trainer cannot keep the rows of all.
         """
         yield from self.start(options)
         loaded = []
-        for segment in segments:
+        for segment, rows_sql in segments:
             if not self._keeps(segment):
                 return None
-            if segment["dataset"] not in self.holder.trainer.datasets:
+            if segment.dataset not in self.holder.running().datasets:
                 self.holder.begin(_loading(segment), [], (), [])
-                yield Query(segment["rows_sql"] % {"epochs": 1})
-                loaded.append(segment["segment"])
+                yield Query(rows_sql % {"epochs": 1})
+                loaded.append(segment.segment)
         return loaded
 
-    def _keeps(self, unit: Unit) -> bool:
-        return self.holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
+    def _keeps(self, unit: UnitHeader) -> bool:
+        return self.holder.holds(unit.dataset, unit.nbytes, unit.keep)
 
     def states(
-        self, run_id: int, versions: Versions, token: str, taken: Mapping[int, Unit]
+        self, run_id: int, versions: Versions, token: str, taken: Mapping[int, State]
     ) -> Coroutine[Iterable[tuple[int, Any]]]:
         """The states of stages, [(stage, version), ...], for `give`: pairs (stage, part), all parts of a state in order.
 
@@ -132,18 +140,24 @@ class LocalTrainer:
         return ((row["stage"], row["data"]) for row in rows)
 
     def give(
-        self, unit: Unit, models: Sequence[Unit], states: Iterable[tuple[int, Any]], objects: Objects
+        self,
+        unit: UnitHeader,
+        models: Sequence[UnitModel],
+        states: Iterable[tuple[int, Any]],
+        objects: Objects,
+        then: Changes = (),
     ) -> Coroutine[None]:
-        """Send the trainer a unit, with the states that `states` returned: (stage, part)."""
-        self.holder.begin(unit, models, states, objects)
+        """Send the trainer a unit, with the states that `states` returned: (stage, part). `then`: see UnitRequest."""
+        self.holder.begin(unit, models, states, objects, then)
         yield from ()
 
     def work(self, rows_sql: str) -> Coroutine[tuple[dict[str, Any], bool]]:
         """Send the rows unless the trainer holds them, and wait: (report as a dict, whether rows were sent)."""
         unit = self.holder.unit
-        if not unit["sends_rows"]:
+        assert unit is not None
+        if not unit.sends_rows:
             return self.holder.end(), False
-        rows = yield Query(rows_sql % {"epochs": unit["epochs_sent"]})
+        rows = yield Query(rows_sql % {"epochs": unit.epochs_sent})
         return json.loads(rows[0]["report"]), True
 
     def score(self, number: int, sums: Sequence[float]) -> Coroutine[Any]:
@@ -226,47 +240,49 @@ class SegmentTrainer:
     def threads(self, options: Options) -> int:
         return options["threads"]  # a limit of the role may allow fewer
 
-    def begin(self, options: Options, unit: Unit, models: Sequence[Unit], objects: Objects) -> Coroutine[bool]:
+    def begin(
+        self, options: Options, unit: UnitHeader, models: Sequence[UnitModel], objects: Objects
+    ) -> Coroutine[bool]:
         yield from self._lend(models, objects)
         self.sent = None
         if self.holder.host_segment == self.host_segment:
             self.sent = yield from self._hand(unit, models, objects, options)
         if self.sent is None:
-            yield from self.start(options, wants=_wants(models, [unit]))
+            yield from self.start(options, wants=_wants(models, [unit.dataset]))
             self.sent = yield from self._hand(unit, models, objects, options)
             assert self.sent is not None
         return self.sent["keeps_rows"]
 
-    def begin_chain(self, options: Options, segments: Sequence[Unit]) -> Coroutine[Any]:
+    def begin_chain(self, options: Options, segments: Segments) -> Coroutine[Any]:
         if (
             self.holder.host_segment != self.host_segment
             or (keeps := (yield from self._keep(options, segments))) is None
         ):
-            yield from self.start(options, wants=_wants((), segments))
+            yield from self.start(options, wants=_wants((), [segment.dataset for segment, _ in segments]))
             keeps = yield from self._keep(options, segments)
         if keeps is None or None in keeps:
             return None
         loaded = []
-        for segment, is_held in zip(segments, keeps, strict=True):
+        for (segment, rows_sql), is_held in zip(segments, keeps, strict=True):
             if not is_held:
                 there = SegmentTrainer(
-                    self.holder, self.schema, self.keys[str(segment["segment"])], self.keys, self.functions
+                    self.holder, self.schema, self.keys[str(segment.segment)], self.keys, self.functions
                 )
                 yield from there.begin(options, _loading(segment), (), ())
-                yield from there.work(segment["rows_sql"])
-                loaded.append(segment["segment"])
+                yield from there.work(rows_sql)
+                loaded.append(segment.segment)
         if self.holder.host_segment != self.host_segment:
             yield from self.start(options)
         return loaded
 
-    def _keep(self, options: Options, segments: Sequence[Unit]) -> Coroutine[list[bool | None] | None]:
+    def _keep(self, options: Options, segments: Segments) -> Coroutine[list[bool | None] | None]:
         """For each of `segments`: True if the trainer holds its rows, False if it can keep them, None if it cannot; None if no
         trainer runs."""
-        headers = [{name: segment[name] for name in ("dataset", "nbytes", "keep")} for segment in segments]
-        text = json.dumps({"options": options, "segments": headers})
+        rows = [[segment.dataset, segment.nbytes, segment.keep] for segment, _ in segments]
+        text = json.dumps({"options": options, "segments": rows})
         return json.loads((yield from self._at("mop_at_keep($1)", ("text",), (text,))) or "null")
 
-    def _lend(self, models: Sequence[Unit], objects: Objects) -> Coroutine[None]:
+    def _lend(self, models: Sequence[UnitModel], objects: Objects) -> Coroutine[None]:
         """Send the models' custom functions to the host segment."""
         if any(objects):
             yield Query(
@@ -276,32 +292,39 @@ class SegmentTrainer:
                     self.host_segment,
                     self.functions,
                     json.dumps(
-                        [
-                            [model["compile_params"], model["functions"]]
-                            for model, digests in zip(models, objects)
-                            if digests
-                        ]
+                        [[model.compile_params, model.functions] for model, digests in zip(models, objects) if digests]
                     ),
                 ),
             )
 
     def _hand(
-        self, unit: Unit, models: Sequence[Unit], objects: Objects, options: Options | None = None
+        self,
+        unit: UnitHeader,
+        models: Sequence[UnitModel],
+        objects: Objects,
+        options: Options | None = None,
+        then: Changes = (),
     ) -> Coroutine[Any]:
         """Send a unit to the trainer; return the answer of at_begin."""
+        named = [dataclasses.replace(model, objects=list(names)) for model, names in zip(models, objects)]
         text = json.dumps(
-            {"options": options, "unit": unit, "models": models, "objects": [list(names) for names in objects]}
+            {"options": options, "unit": UnitRequest(**vars(unit), models=named, then=list(then)).to_json()}
         )
         return json.loads((yield from self._at("mop_at_begin($1)", ("text",), (text,))) or "null")
 
     def give(
-        self, unit: Unit, models: Sequence[Unit], states: Iterable[tuple[int, Any]], objects: Objects
+        self,
+        unit: UnitHeader,
+        models: Sequence[UnitModel],
+        states: Iterable[tuple[int, Any]],
+        objects: Objects,
+        then: Changes = (),
     ) -> Coroutine[None]:
         if self.sent is not None and self.sent["begun"]:
             self.sent["begun"] = False  # further models of the unit are sent separately
         else:
             yield from self._lend(models, objects)
-            self.sent = {**(yield from self._hand(unit, models, objects)), "begun": False}
+            self.sent = {**(yield from self._hand(unit, models, objects, then=then)), "begun": False}
         states = list(states)
         together = yield from self._give_together(
             [(wanted, state) for wanted, state in states if (state["bytes"] or SMALL + 1) <= SMALL]
@@ -333,7 +356,7 @@ class SegmentTrainer:
                     aggregate.SOURCE_CHANGED,
                 )
 
-    def _give_together(self, states: Sequence[tuple[int, Unit]]) -> Coroutine[Collection[int]]:
+    def _give_together(self, states: Sequence[tuple[int, State]]) -> Coroutine[Collection[int]]:
         """Send small states, one part each, with few statements; return the stages whose states were found."""
         if not states:
             return ()
@@ -353,7 +376,7 @@ class SegmentTrainer:
         )
 
     def states(
-        self, run_id: int, versions: Versions, token: str, taken: Mapping[int, Unit]
+        self, run_id: int, versions: Versions, token: str, taken: Mapping[int, State]
     ) -> Coroutine[Iterable[tuple[int, Any]]]:
         """The location of each state. The trainer fetches the state from there directly."""
         stages_taken = [
@@ -414,18 +437,14 @@ class SegmentTrainer:
         """The transaction ended on the segment, too; the next unit stops a trainer that still works."""
 
 
-def _wants(models: Iterable[Unit], segments: Iterable[Unit]) -> dict[str, Any]:
-    """What a trainer should hold for these models and segments: see process.Trainer."""
-    return {
-        "nets": list({model["net"] for model in models if model.get("net")}),
-        "datasets": [segment["dataset"] for segment in segments],
-    }
+def _wants(models: Iterable[UnitModel], datasets: Sequence[str | None]) -> dict[str, Any]:
+    """What a trainer should hold for these models and datasets: see process.Trainer."""
+    return {"nets": list({model.net for model in models if model.net}), "datasets": datasets}
 
 
-def _loading(segment: Unit) -> dict[str, Any]:
+def _loading(segment: UnitHeader) -> UnitHeader:
     """The unit that has a trainer keep the rows of a segment."""
-    unit = {name: value for name, value in segment.items() if name != "rows_sql"}
-    return {**unit, "kind": "load", "keeps_rows": True}
+    return dataclasses.replace(segment, kind="load", keeps_rows=True)
 
 
 def put_state(
@@ -476,9 +495,9 @@ def at_keep(plpy: Any, text: str) -> str | None:
         return None
     keeps = []
     with aggregate.failures_as_sql(plpy, holder):
-        for unit in request["segments"]:
-            is_kept = holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
-            keeps.append(unit["dataset"] in holder.trainer.datasets if is_kept else None)
+        for dataset, nbytes, keep in request["segments"]:
+            is_kept = holder.holds(dataset, nbytes, keep)
+            keeps.append(dataset in holder.running().datasets if is_kept else None)
     return json.dumps(keeps)
 
 
@@ -547,9 +566,18 @@ def at_begin(plpy: Any, text: str) -> str | None:
     `keeps_rows`: whether the trainer holds or can keep the unit's rows; `sends_rows`, `epochs_sent`: the rows that it
     needs. `begun`: false if the unit was not sent: several models whose rows cannot be kept are sent one by one.
     """
-    holder, request = aggregate.session(plpy), json.loads(text)
-    unit, models, options = request["unit"], request["models"], request.get("options")
-    if absent_names := [name for own in request["objects"] for name in own if name not in holder.lent]:
+    holder, message = aggregate.session(plpy), json.loads(text)
+    options = message.get("options")
+    try:
+        request = UnitRequest.from_json(message["unit"])
+        fit_params = {unit.fit_params for step in steps_of(request) for unit in step if unit is not None}
+    except SpecError as error:
+        problem: str | None = str(error)
+    else:
+        problem = None
+    if problem is not None:
+        raise_error(plpy, problem, "22023")
+    if absent_names := [name for model in request.models for name in model.objects if name not in holder.lent]:
         raise_error(
             plpy,
             f"the custom function {absent_names[0]!r} has not arrived at its segment",
@@ -559,16 +587,15 @@ def at_begin(plpy: Any, text: str) -> str | None:
         if not _is_there(plpy, holder, options):
             return None
         with aggregate.failures_as_sql(plpy, holder):
-            unit["keeps_rows"] = holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
-        if unit["kind"] == "train" and len(models) > 1 and not unit["keeps_rows"]:
+            request.keeps_rows = holder.holds(request.dataset, request.nbytes, request.keep)
+        if request.kind == "train" and len(request.models) > 1 and not request.keeps_rows:
             holder.lent = {}
             return json.dumps({"begun": False, "keeps_rows": False})
     elif holder.trainer is None:
         raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
     lent, holder.lent = holder.lent, {}
-    # a model inherits missing parameters from the unit
     if (
-        any(params.parse_fit_params({**unit, **model}.get("fit_params"))["callbacks"] for model in models)
+        any(params.parse_fit_params(fit_text)["callbacks"] for fit_text in fit_params)
         and not (
             plpy.execute(
                 "SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) current_user"
@@ -577,17 +604,19 @@ def at_begin(plpy: Any, text: str) -> str | None:
     ):
         raise_error(plpy, "only a superuser may use callbacks", aggregate.CONFIGURATION_FAILED)
     with aggregate.failures_as_sql(plpy, holder):
-        holder.begin(
-            unit,
-            models,
+        sent = holder.begin(
+            request,
+            request.models,
             None,
-            [{name: lent[name] for name in own} for own, _ in zip(request["objects"], models, strict=True)],
+            [{name: lent[name] for name in model.objects} for model in request.models],
+            request.then,
         )
     return json.dumps(
         {
             "begun": True,
-            "keeps_rows": unit["keeps_rows"],
-            **{name: holder.unit[name] for name in ("sends_rows", "epochs_sent")},
+            "keeps_rows": request.keeps_rows,
+            "sends_rows": sent.sends_rows,
+            "epochs_sent": sent.epochs_sent,
         }
     )
 

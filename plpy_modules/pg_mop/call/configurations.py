@@ -10,12 +10,9 @@ from mop_udf.params import parameter_names, parameter_resolver, params
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
 from pg_mop.call.inputs import MOST_STAGES, Inputs
+from pg_mop.plan.configuration import Configuration
 from pg_mop.plan.watch import kept_state
-
-Configuration = dict[str, Any]
-Added = tuple[
-    int | None, str, str
-]  # model_id, compile_params, fit_params of a configuration that is added during a run
+from pg_mop.search.space import ParameterSet
 
 
 class Configurations:
@@ -38,7 +35,7 @@ class Configurations:
         required_metric: str | None = None,
         searches: bool = False,
         keep: str = "last",
-        make: Callable[[int, Added], Configuration] | None = None,
+        make: Callable[[int, ParameterSet], Configuration] | None = None,
         unusable: Callable[[int], str] | None = None,
         folds: int | None = None,
     ) -> None:
@@ -112,16 +109,16 @@ class Configurations:
 
     def own_key(self, mst_key: int) -> int:
         """The mst_key of the configuration of which a trial is a fold; else its own."""
-        own = (self.get(mst_key) or {}).get("fold_of")
-        return mst_key if own is None else own
+        c = self.get(mst_key)
+        return mst_key if c is None or c.get("fold_of") is None else c["fold_of"]
 
     def failures(self, failed: Mapping[int, str]) -> dict[int, str]:
         """{mst_key: message} by configuration of the caller: one fails with any of its trials. `failed`: the same by
         trial."""
         found: dict[int, str] = {}
         for key in sorted(failed):
-            c = self.get(key) or {}
-            if c.get("fold") is None:
+            c = self.get(key)
+            if c is None or c.get("fold") is None:
                 found[key] = failed[key]
             else:
                 found.setdefault(c["fold_of"], f"fold {c['fold']}: {failed[key]}")
@@ -342,7 +339,7 @@ class Configurations:
         return None
 
     # --- while the run goes on ------------------------------------------------------------------------
-    def make(self, mst_key: int, added: Added) -> Configuration:
+    def make(self, mst_key: int, added: ParameterSet) -> Configuration:
         """A configuration that is added during the run. Raises MopError if the tables that it needs have changed."""
         if self.folds and not self.searches:
             raise MopError("this run has folds and takes no other configuration", sqlstate="0A000")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog import Catalog, LocalCatalog
 from pg_mop.connections import targets
+from pg_mop.plan.configuration import Configuration
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule.board import Unit
 
@@ -108,7 +109,7 @@ class Earlier:
 
     def read(self, catalog: Catalog, remote_runs: Iterable[tuple[Any, int]] = ()) -> None:
         """Read what the run has done. `remote_runs`: (catalog, number) of its runs on other servers."""
-        self.configurations = catalog.run_configurations(self.run_id)
+        self.configurations = cast(list[Configuration], catalog.run_configurations(self.run_id))
         self.stopped = {c["mst_key"] for c in self.configurations if c["reason"] is not None}
         self.segments = catalog.run_segments(self.run_id)
         self.stages = catalog.run_stages(self.run_id)
@@ -267,10 +268,10 @@ class Earlier:
             return {c["mst_key"]: next(iter(failed.values())) for c in self.configurations}
         return failed
 
-    def differs(self, configurations: Sequence[dict[str, Any]], options: Mapping[str, Any]) -> str | None:
+    def differs(self, configurations: Sequence[Configuration], options: Mapping[str, Any]) -> str | None:
         """Why a call with these configurations and settings is not the call of this run, or None if it is."""
 
-        def contents(rows: Iterable[dict[str, Any]]) -> dict[int, list[Any]]:
+        def contents(rows: Iterable[Configuration]) -> dict[int, list[Any]]:
             return {
                 c["mst_key"]: [
                     c.get(name) for name in ("model_id", "compile_params", "fit_params", "model_arch", "weights_md5")

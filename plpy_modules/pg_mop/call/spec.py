@@ -42,7 +42,7 @@ class Output:
     previous: Any = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Search:
     """A search procedure decides which configurations are trained, and how long.
 
@@ -71,7 +71,7 @@ class Search:
     also_evaluated: Callable[[Procedure, int], Iterable[int]] = _nothing
     lines: Callable[[Procedure, Sequence[Any]], Iterable[str]] = _nothing
     held_out: Sequence[Sequence[int]] = ()
-    score_members: Callable[[Procedure, dict[str, Any], Any, Sequence[Any]], list[list[Any]]] | None = None
+    score_members: Callable[[Procedure, Configuration, Any, Sequence[Any]], list[list[Any]]] | None = None
 
     def value(self, row: dict[str, Any]) -> float | None:
         """The metric that the search judges by, of a row of Catalog.metrics."""

@@ -1,4 +1,4 @@
-"""Unit specs: all that a worker session needs to know about its trainer and a unit (run/unit.py reads them)."""
+"""Unit specs: all that a worker session needs to know about its trainer and a unit (mop_udf/unit_spec.py)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mop_udf.pool.pool import MOST_NAMES
+from mop_udf.unit_spec import ModelSpec, SegmentSpec, StepSpec, UnitSpec
 from pg_mop.call.devices import Places
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.sharing import Sharing, epochs
@@ -120,92 +121,96 @@ class UnitSpecs:
         return self.sharing.digest(self.sharing.key(stage)[0])
 
     def describe(
-        self, steps: Sequence[Sequence[Unit | None]], worker: int, threads: int | None = None, parts: int | None = None
-    ) -> dict[str, Any]:
+        self,
+        steps: Sequence[Sequence[Unit | None]],
+        worker: int,
+        threads: int | None = None,
+        parts: int | None = None,
+        run_id: int = 0,
+        fencing_token: int = 0,
+    ) -> UnitSpec:
         """The spec of a unit, of a unit batch on one segment, or of a chain of them (see UnitBatches.choose). `threads`: of the
         trainer; a session that has one with others gives it back, and leases another. None: the run's. `parts`: see
-        `trainer`."""
+        `trainer`. `run_id`, `fencing_token`: on the worker's server."""
         units = units_of(steps[:1])
         unit = units[0]
         server, packed = self.server(worker), self.packed[unit.dataset]
         segment = self.segments[unit.dataset, unit.segment].on(server.name)
         aggregate = f"{server.schema}.mop_sub_epoch"
-        trainers = (
-            {}
-            if segment.host_segment is None
-            else {
-                "host_segments": {
-                    key: one.host_segment for (dataset, key), one in self.segments.items() if dataset == "training"
-                }
-            }
-        )
-        return {
-            **trainers,
-            "options": self.trainer(worker, segment, threads, parts),
-            "seed": self.seed,
-            "same_start": self.options["same_start"] or self.replicas is not None,
-            "replicas": self.replicas_of(unit),
-            "table": packed.text,
-            **self._rows(packed, segment, aggregate, unit),
-            "dtypes": packed.dtypes(),
-            "inputs": len(packed.inputs),
-            "outputs": self.outputs,
-            "finite": self.finite,
-            "run_seconds": time.monotonic() - self.began,
-            "share_prefixes": self.options["share_prefixes"],
-            "compile_ahead": self.options["compile_ahead"],
-            "models": [
-                {**self._model(u), "functions": self.functions_of(u.stage), "costs": self._costs(u)} for u in units
-            ],
-            **self._then(steps, server, aggregate),
-            "keep": [
+        hosts = {} if segment.host_segment is None else self.segments
+        then, segments = self._then(steps, server, aggregate)
+        return UnitSpec(
+            **vars(self._rows(packed, segment, aggregate, unit)),
+            run_id=run_id,
+            fencing_token=fencing_token,
+            kind=unit.kind,
+            dataset=unit.dataset,
+            options=self.trainer(worker, segment, threads, parts),
+            host_segments={str(key): s.host_segment for (dataset, key), s in hosts.items() if dataset == "training"},
+            seed=self.seed,
+            same_start=self.options["same_start"] or self.replicas is not None,
+            replicas=self.replicas_of(unit),
+            table=packed.text,
+            dtypes=packed.dtypes(),
+            inputs=len(packed.inputs),
+            outputs=self.outputs,
+            finite=self.finite,
+            run_seconds=time.monotonic() - self.began,
+            share_prefixes=self.options["share_prefixes"],
+            compile_ahead=self.options["compile_ahead"],
+            models=[self._model(u, True, self.functions_of(u.stage)) for u in units],
+            then=then,
+            segments=segments,
+            keep=[
                 self._dataset_key(dataset, one) for (dataset, _), s in self.segments.items() for one in (s, *s.copies)
             ],
-            "object_table": self.functions,
-        }
+            object_table=self.functions,
+        )
 
-    def _rows(self, packed: Any, segment: Any, aggregate: str, unit: Unit) -> dict[str, Any]:
-        """The part of a spec that tells of the rows of one segment."""
-        return {
-            "fingerprint": segment.fingerprint,
-            "fingerprint_sql": segment.fingerprint_sql,
-            "rows_sql": self.engine.rows_sql(packed, segment, aggregate),
-            "rows": segment.rows,
-            "bytes": segment.bytes,
-            "dataset_key": self._dataset_key(unit.dataset, segment),
-        }
+    def _rows(self, packed: Any, segment: Any, aggregate: str, unit: Unit) -> SegmentSpec:
+        """The rows of one segment."""
+        return SegmentSpec(
+            segment=unit.segment,
+            fingerprint=segment.fingerprint,
+            fingerprint_sql=segment.fingerprint_sql,
+            rows_sql=self.engine.rows_sql(packed, segment, aggregate),
+            rows=segment.rows,
+            bytes=segment.bytes,
+            dataset_key=self._dataset_key(unit.dataset, segment),
+        )
 
-    def _model(self, unit: Unit) -> dict[str, Any]:
-        """The part of a spec that tells of one unit of a step."""
-        inherits = self.inherited(self.plan.stages[unit.stage]) if unit.kind == "train" else None
-        return {
-            **({} if inherits is None else {"inherits": inherits}),
-            **self._passes_left(unit),
-            "epochs": self._passes(unit),
-            "kernel": self.kernels.get(unit, self.options["kernel"]),
-            "net": self.net(self.plan.stages[unit.stage]),
-        }
+    def _model(self, unit: Unit, is_new: bool, functions: Any = ()) -> ModelSpec:
+        """One unit of a step. `is_new`: no step before has its stage; `functions`: see `functions_of`, of the first step."""
+        here, all_left = self._passes_left(unit)
+        return ModelSpec(
+            stage=unit.stage,
+            iteration=unit.iteration,
+            epochs=self._passes(unit),
+            kernel=self.kernels.get(unit, self.options["kernel"]),
+            net=self.net(self.plan.stages[unit.stage]),
+            passes_left=here,
+            run_passes_left=all_left,
+            functions=list(functions),
+            costs=self._costs(unit) if is_new else None,
+            inherits=self.inherited(self.plan.stages[unit.stage]) if unit.kind == "train" else None,
+        )
 
-    def _then(self, steps: Sequence[Sequence[Unit | None]], server: Any, aggregate: str) -> dict[str, Any]:
-        """The part of a spec that tells of the further steps of a chain, and of the rows of all its segments."""
-        if len(steps) == 1:
-            return {}
-        then: list[dict[str, Any]] = []
-        rows: dict[int, dict[str, Any]] = {}
+    def _then(
+        self, steps: Sequence[Sequence[Unit | None]], server: Any, aggregate: str
+    ) -> tuple[list[StepSpec], list[SegmentSpec]]:
+        """The later steps of a chain, and the rows of their segments."""
+        then: list[StepSpec] = []
+        rows: dict[int, SegmentSpec] = {}
         stages = {unit.stage for unit in units_of(steps[:1])}
         for step in steps[1:]:
-            unit = units_of([step])[0]
-            if unit.segment not in rows:
-                segment = self.segments[unit.dataset, unit.segment].on(server.name)
-                rows[unit.segment] = self._rows(self.packed[unit.dataset], segment, aggregate, unit)
-            models = [
-                # (costs: where they may differ from those in the steps before)
-                unit and {**self._model(unit), **({} if unit.stage in stages else {"costs": self._costs(unit)})}
-                for unit in step
-            ]
+            first = units_of([step])[0]
+            if first.segment not in rows:
+                segment = self.segments[first.dataset, first.segment].on(server.name)
+                rows[first.segment] = self._rows(self.packed[first.dataset], segment, aggregate, first)
+            models = [None if unit is None else self._model(unit, unit.stage not in stages) for unit in step]
             stages.update(unit.stage for unit in units_of([step]))
-            then.append({"segment": unit.segment, "models": models})
-        return {"then": then, "segments": [{"segment": segment, **own} for segment, own in rows.items()]}
+            then.append(StepSpec(segment=first.segment, models=models))
+        return then, list(rows.values())
 
     def functions_of(self, stage: int) -> Any:
         """The digests of a stage's custom functions, see object_table.digests."""
@@ -240,23 +245,23 @@ class UnitSpecs:
     def _passes(self, unit: Unit) -> int:
         return epochs(self.plan.stages[unit.stage].parameters[1]) if unit.kind == "train" else 1
 
-    def _passes_left(self, unit: Unit) -> dict[str, int]:
+    def _passes_left(self, unit: Unit) -> tuple[int, int]:
         """Estimates the passes that the unit's worker still has to make: with the same compiled model, and in all.
 
         A compilation serves the former: configurations that differ in the learning rate alone share it.
         """
         if unit.kind != "train":
-            return {"passes_left": 0, "run_passes_left": 0}
+            return 0, 0
         board, own = self.board, self.sharing.key(self.plan.stages[unit.stage])
         all_left = board.passes_left(None, unit.segment)
         if not board.anywhere:
-            return {"passes_left": board.passes_left(own, unit.segment), "run_passes_left": all_left}
+            return board.passes_left(own, unit.segment), all_left
         # a worker trains the models with affinity for it on all segments of its server
         server = board.server_of["training", unit.segment]
         segments = [segment for segment in board.segments if board.server_of["training", segment] == server]
         here = all_left * len(segments) // sum(board.server(worker) == server for worker in board.workers)
         affine = sum(board.passes_left(own, segment) for segment in segments)
-        return {"passes_left": min(affine, here), "run_passes_left": here}
+        return min(affine, here), here
 
     def _dataset_key(self, dataset: str, segment: Any) -> str:
         """Names the exact rows of a segment, so that the cache of a warm trainer serves the next call, too."""

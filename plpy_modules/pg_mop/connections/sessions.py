@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ import psycopg2
 import psycopg2.extensions
 
 from mop_udf.pool.patience import Patience
-from pg_mop.backend.errors import has_lost_segment
+from pg_mop.backend.errors import has_lost_segment, without_classes
 from pg_mop.backend.session_settings import SESSION_OPTIONS, first_sql
 from pg_mop.connections import libpq
 from pg_mop.connections.targets import Target
@@ -35,7 +34,7 @@ class SessionLost(Exception):
 def message_of(error: Exception) -> str:
     """The primary message of a worker session's error, without PL/Python's prefix and context."""
     text = isinstance(error, psycopg2.Error) and error.diag.message_primary or str(error)
-    return re.sub(r"^((plpy|spiexceptions)\.\w+: |pg_mop: )+", "", text).strip()
+    return without_classes(text).strip()
 
 
 class WorkerSession:

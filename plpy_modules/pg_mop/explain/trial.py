@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mop_udf import aggregate
 from pg_mop.backend.errors import MopError, is_cancel
+from pg_mop.plan.configuration import Configuration
 from pg_mop.plan.estimates import MEASURED, Estimates, NetCost
 from pg_mop.plan.sharing import epochs
 from pg_mop.plan.stages import Stage
@@ -80,7 +81,7 @@ def _open_run(preview: Preview) -> int:
     preview.packing = preview.packing_of(preview.board)
     preview.unit_specs = preview._unit_specs()
     parameters = {"arguments": {}, "settings": {**preview.options, "seed": preview.seed}, "tables": {}}
-    noted = [{**c, "error": None} for c in preview._noted()]
+    noted: list[Configuration] = [{**c, "error": None} for c in preview._noted()]
     return preview._write_run(preview.catalog, preview.spec.function, noted, parameters, None, None)
 
 
@@ -103,29 +104,20 @@ def _time(preview: Preview, estimates: Estimates, run_id: int, stage: Stage) -> 
     assert packing is not None
     packing.begin(worker, unit, ())
     several = packing.of(worker) if packing.several(worker) else None
-    command = preview.unit_specs.describe([[unit]], worker, parts=several)
-    command["models"][0].update(
-        stage=stage.number, iteration=stage.iteration, attempt=1, version=0, release=[], state_table=1, epochs=passes
+    spec = preview.unit_specs.describe(
+        [[unit]], worker, parts=several, run_id=run_id, fencing_token=catalog.fencing_token
     )
+    spec.models[0].state_table, spec.models[0].epochs = 1, passes
     sampled = dataclasses.replace(segment, table=source)
-    command.update(
-        run_id=run_id,
-        fencing_token=catalog.fencing_token,
-        kind="train",
-        dataset="training",
-        segment=number,
-        coming=None,
-        rows=rows,
-        bytes=size,
-        rows_sql=preview.engine.rows_sql(packed, sampled, f"{db.extension}.mop_sub_epoch"),
-        dataset_key=f"explained/{packed.table.oid}/{number}/{segment.fingerprint}/{rows}",
-    )
+    spec.rows, spec.bytes = rows, size
+    spec.rows_sql = preview.engine.rows_sql(packed, sampled, f"{db.extension}.mop_sub_epoch")
+    spec.dataset_key = f"explained/{packed.table.oid}/{number}/{segment.fingerprint}/{rows}"
     catalog.execute(
         f"SELECT {catalog.schema}.mop_begin_units(%s, %s, 'train', 'training', %s, %s, %s, %s, %s)",
         (run_id, catalog.fencing_token, [stage.number], [stage.iteration], [number], [1], [time.time()]),
     )
     try:
-        run_unit(db.plpy, json.dumps(command))
+        run_unit(db.plpy, json.dumps(spec.to_json()))
     except (db.plpy.SPIError, db.plpy.Error) as error:
         if is_cancel(error):
             raise

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from mop_udf import aggregate
-from mop_udf.errors import sqlstate_of
 from pg_mop.backend.database import Database
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, error_of, without_classes
 from pg_mop.backend.functions import raising
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.backend.trainers import at_start, content
@@ -114,9 +113,7 @@ def _take(db: Database, output: Output, source: str, request: dict[str, Any]) ->
 
 def _of_segment(error: Any) -> MopError:
     """The MopError that a segment raised, from the SPI error that arrives at the coordinator."""
-    _, detail, hint, _, _ = getattr(error, "spidata", None) or (None,) * 5
-    message = re.sub(r"  \((seg\d+|entry db)[^()]*\)$", "", str(error).removeprefix("pg_mop: "))
-    return MopError(message, detail, hint, sqlstate_of(error))
+    return error_of(error, re.sub(r"  \((seg\d+|entry db)[^()]*\)$", "", without_classes(str(error))))
 
 
 # --- in a process at a segment --------------------------------------------------------------------------
@@ -129,10 +126,10 @@ class _Predicting:
         request = json.loads(text)
         at_start(holder.plpy, json.dumps(request["options"]), True)
         model = Model.from_json(request["model"], request["architecture"], weights)
-        model.lend(holder.trainer)
+        model.lend(holder.running())
         model.weights = None
         self.text, self.inputs, self.ended = text, request["inputs"], False
-        self.predictor = Predictor(holder.trainer, model, Choice.for_model(request["pred_type"], model))
+        self.predictor = Predictor(holder.running(), model, Choice.for_model(request["pred_type"], model))
         self._clear()
 
     def _clear(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mop_udf.errors import raise_error
 from pg_mop.backend.database import Database, Table
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, error_of
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.columns import Transform, binary
 from pg_mop.columns.out_of_range import OUT_OF_RANGE
@@ -92,7 +92,7 @@ class SegmentPlacement:
                 rows.explain_out_of_range(db, source, summary, transform, training)
             if getattr(error, "sqlstate", None) != INVALID:
                 raise
-            problem = MopError(str(error), *error.spidata[1:3])
+            problem = error_of(error)
         else:
             return self._check(source, target, summary, transform, training)
         raise problem

@@ -19,9 +19,10 @@ first iteration's visits.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from pg_mop.plan.configuration import Configuration
 
 MOST_KEY = 2**31 - 1  # the largest mst_key of a table
 # The folds of a search's trial have mst_keys that are so much larger each: trials are added while the search goes on.
@@ -39,7 +40,7 @@ def deal(segments: Iterable[int], folds: int) -> list[list[int]]:
     return [ordered[fold::folds] for fold in range(folds)]
 
 
-def trials(configurations: Sequence[Mapping[str, Any]], held_out: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+def trials(configurations: Sequence[Configuration], held_out: Sequence[Sequence[int]]) -> list[Configuration]:
     """The trials of folds: a copy of each configuration for each fold, with an mst_key above all others.
 
     `held_out`: the segments of each fold. A copy has `fold` (from 1), `fold_of` (the configuration's mst_key) and
@@ -52,12 +53,12 @@ def trials(configurations: Sequence[Mapping[str, Any]], held_out: Sequence[Seque
     return [_fold(c, last + number, fold, segments) for number, (c, fold, segments) in enumerate(copies, 1)]
 
 
-def trials_of_search(c: Mapping[str, Any], held_out: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+def trials_of_search(c: Configuration, held_out: Sequence[Sequence[int]]) -> list[Configuration]:
     """The trials of the folds of a search's trial, as `trials` makes them, with mst_keys that later trials do not use."""
     return [_fold(c, c["mst_key"] + fold * STEP, fold, segments) for fold, segments in enumerate(held_out, 1)]
 
 
-def _fold(c: Mapping[str, Any], mst_key: int, fold: int, held_out: Sequence[int]) -> dict[str, Any]:
+def _fold(c: Configuration, mst_key: int, fold: int, held_out: Sequence[int]) -> Configuration:
     return {**c, "mst_key": mst_key, "fold": fold, "fold_of": c["mst_key"], "held_out": list(held_out)}
 
 

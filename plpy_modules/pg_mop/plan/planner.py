@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pg_mop.plan import identity
+from pg_mop.plan.configuration import Configuration
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.sharing import Sharing, epochs
 from pg_mop.plan.stages import Plan, Stage
 
 SAMPLED_STAGES = 500  # stages by which the duration of a run is estimated
 
-Configuration = dict[str, Any]  # see call/configurations.py
 SegmentKey = tuple[str, int]  # (dataset, number of the segment)
 Shareable = Callable[[Sequence[Stage], Collection[int]], int]
 

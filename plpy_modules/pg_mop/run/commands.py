@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from mop_udf.unit_spec import UnitSpec
 from pg_mop.backend.quoting import quote_literal
 from pg_mop.call.servers import Server
 from pg_mop.run.attempt import Attempt, State
@@ -45,38 +46,25 @@ def _attempt(run: Run, unit: Unit, server: str | None, steps: Steps) -> Attempt:
 
 def command_of(
     run: Run, server: Server, worker: int, steps: Steps, attempts: AttemptSteps, threads: int | None, parts: int
-) -> dict[str, Any]:
-    """What a worker's session is told about the units of a command (call/unit_specs.py, run/unit.py).
-
-    `threads`: of its trainer; `parts`: of its device.
-    """
-    first = units_of(steps)[0]
-    models = _models(run, attempts)
-    command: dict[str, Any] = {
-        **run.unit_specs.describe(steps, worker, threads, parts),
-        "run_id": server.run_id,
-        "fencing_token": server.catalog.fencing_token,
-        "kind": first.kind,
-        "dataset": first.dataset,
-        "segment": first.segment,
-    }
-    for step, told in zip((command, *command.get("then", ())), models, strict=True):
-        step["models"] = [more and {**model, **more} for model, more in zip(told, step["models"], strict=True)]
-    return command
+) -> UnitSpec:
+    """The unit spec of a command, with its attempts. `threads`: of the worker's trainer; `parts`: of its device."""
+    spec = run.unit_specs.describe(steps, worker, threads, parts, server.run_id, server.catalog.fencing_token)
+    _tell_attempts(run, attempts, spec)
+    return spec
 
 
-def sql_of(server: Server, rows: Sequence[dict[str, Any]], units: Sequence[Unit], command: dict[str, Any]) -> str:
+def sql_of(server: Server, rows: Sequence[dict[str, Any]], units: Sequence[Unit], command: UnitSpec) -> str:
     """The SQL of a command: note that its attempts (`rows`) have begun; do its units; on another server, report them."""
     sql = (
         f"BEGIN; {server.catalog.begin_units_sql(server.run_id, rows)}; COMMIT; "
-        f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(command))}); COMMIT"
+        f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(command.to_json()))}); COMMIT"
     )
     return sql if server.home else f"{sql}; {server.catalog.reports_sql(server.run_id, units)}"
 
 
-def _models(run: Run, steps: AttemptSteps) -> list[list[dict[str, Any]]]:
-    """The parts of a command that tell of the attempts' models (see run/unit.py), for each step. Element i of each step
-    is of the same model, which only its last attempt writes."""
+def _tell_attempts(run: Run, steps: AttemptSteps, spec: UnitSpec) -> None:
+    """Complete the models of a unit spec by their attempts. Element i of each step is of the same model, which only its last
+    attempt writes."""
     versions: dict[int, int] = {}  # stage -> its version in the chain
     last: list[Attempt | None] = [None] * len(steps[0])
     models: list[list[Attempt]] = [[] for _ in steps[0]]
@@ -93,25 +81,15 @@ def _models(run: Run, steps: AttemptSteps) -> list[list[dict[str, Any]]]:
             if attempt.unit.kind == "train" and attempt.begins:
                 attempt.released = attempt.released + run.needed.begin(attempt.unit, before is not None)
     versions.clear()
-    told: list[list[dict[str, Any]]] = []
-    for step in steps:
-        told.append([])
-        for attempt in step:
-            if attempt is None:
-                told[-1].append({})
+    for step, (_, models_of_step) in zip(steps, spec.steps(), strict=True):
+        for attempt, model in zip(step, models_of_step, strict=True):
+            if attempt is None or model is None:
                 continue
             unit = attempt.unit
             attempt.writes = unit.kind == "train" and attempt in last
             version = versions.get(unit.stage, run.needed.version(unit.stage))
             versions[unit.stage] = attempt.version = version + 1
-            told[-1].append(
-                {
-                    "stage": unit.stage,
-                    "iteration": unit.iteration,
-                    "attempt": attempt.number,
-                    "version": version,
-                    "release": attempt.released if attempt.writes else [],
-                    "state_table": run.states.begin(unit.stage, attempt.server) if attempt.writes else None,
-                }
-            )
-    return told
+            model.attempt, model.version = attempt.number, version
+            if attempt.writes:
+                model.release = attempt.released
+                model.state_table = run.states.begin(unit.stage, attempt.server)

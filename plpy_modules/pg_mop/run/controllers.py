@@ -7,13 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pg_mop.backend.errors import MopError
-from pg_mop.call.configurations import Added, Configuration, Configurations, is_super_net
+from pg_mop.call.configurations import Configuration, Configurations, is_super_net
 from pg_mop.call.earlier import End
 from pg_mop.catalog import metric_of
 from pg_mop.plan.stages import Plan, Stage
 from pg_mop.plan.watch import Watch
 from pg_mop.run.instructions import Ask, GiveUp, Instructions, Invite, Pin, Register, Withdraw
 from pg_mop.run.messages import Messages
+from pg_mop.search.space import ParameterSet
 
 Row = dict[str, Any]  # of Catalog.metrics
 Verdict = tuple[str, int]  # why a configuration stops, and after which iteration
@@ -63,7 +64,7 @@ class RunController:
     def stop(self, mst_key: int, reason: str, at: int | None = None) -> Instructions:
         raise NotImplementedError
 
-    def add(self, added: Added, iterations: int | None, reason: str) -> Instructions:
+    def add(self, added: ParameterSet, iterations: int | None, reason: str) -> Instructions:
         raise NotImplementedError
 
     def expect(self, stages: Iterable[Stage]) -> None:
@@ -148,9 +149,10 @@ class RunController:
                 yield Invite(request["server"], request["by"])
                 continue
             model_id, compile_params, fit_params = request["add"]
+            added = ParameterSet(model_id, compile_params, fit_params or "")
             reason = f"added by {request['by']}"
             try:
-                yield from self.add((model_id, compile_params, fit_params or ""), request["iterations"], reason)
+                yield from self.add(added, request["iterations"], reason)
             except MopError as error:
                 self.messages.not_taken(reason, error)
         return False
@@ -212,7 +214,7 @@ class FixedController(RunController):
                 if not stage.trials:
                     self._leave(stage)
 
-    def add(self, added: Added, iterations: int | None, reason: str) -> Instructions:
+    def add(self, added: ParameterSet, iterations: int | None, reason: str) -> Instructions:
         until = iterations or self.num_iterations
         c = self.configurations.make(max(self.configurations.by_key) + 1, added)
         problem = self.configurations.add(c, until)

@@ -255,7 +255,7 @@ class Executor:
         attempts = attempts_at(run, steps, server.name)
         work = [attempt for step in attempts for attempt in step if attempt is not None]
         command = command_of(run, server, worker, steps, attempts, threads, parts)
-        command["coming"] = self.transfers.read_ahead(worker)
+        command.coming = self.transfers.read_ahead(worker)
         session.work = work
         for attempt in work:
             attempt.begun, attempt.neighbours = time.monotonic(), parts

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
+from pg_mop.plan.configuration import Configuration
 from pg_mop.plan.stages import Stage
 from pg_mop.spaces.inheritance import Inheritance, inheritance
 
@@ -23,7 +23,7 @@ UNLIKE = "nothing: no layer fits"
 
 
 def inherit(
-    child: dict[str, Any], parent: dict[str, Any] | None, path: Sequence[Stage], has_states: bool, seed: int
+    child: Configuration, parent: Configuration | None, path: Sequence[Stage], has_states: bool, seed: int
 ) -> None:
     """Note in a configuration's `member` what it inherits: `inherits`, for planner and trainer, and `inherited`, a text.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pg_mop.plan.configuration import Configuration
     from pg_mop.run.attempt import Attempt, Copied, CopyFailed
 
 
@@ -19,7 +20,7 @@ class Ask:
     """Train a configuration up to iteration `until`, and evaluate it after the iterations `evaluated`. `new`: the
     catalog does not have the configuration yet. Answer: (stages to be done, [(mst_key, stage), ...] that are new)."""
 
-    configuration: dict[str, Any]
+    configuration: Configuration
     until: int
     evaluated: Collection[int]
     new: bool = False
@@ -29,7 +30,7 @@ class Ask:
 class Register:
     """Write a configuration that cannot be trained into the catalog."""
 
-    configuration: dict[str, Any]
+    configuration: Configuration
 
 
 @dataclass(frozen=True)

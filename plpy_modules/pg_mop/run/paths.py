@@ -1,12 +1,12 @@
 """The paths of a run's configurations: carries out the instructions of a run controller (run/instructions.py)."""
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 import psycopg2
 
 from pg_mop.backend.errors import MopError
 from pg_mop.connections.sessions import message_of
+from pg_mop.plan.configuration import Configuration
 from pg_mop.plan.stages import Stage
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.instructions import (
@@ -81,7 +81,7 @@ class Paths:
         return state
 
     def _ask(
-        self, configurations: list[dict[str, Any]], stages: list[Stage], requests: list[tuple[int, Stage]]
+        self, configurations: list[Configuration], stages: list[Stage], requests: list[tuple[int, Stage]]
     ) -> Instructions:
         """Do more: `stages` as the plan's `ask` gave them, for `requests`: [(mst_key, stage)]. `configurations`: the new
         ones among the configurations, as in catalog.open_run."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from pg_mop.backend.errors import MopError
 from pg_mop.call import metrics
-from pg_mop.call.configurations import Added, Configuration
+from pg_mop.call.configurations import Configuration
 from pg_mop.call.earlier import END
 from pg_mop.call.spec import Search
 from pg_mop.plan import folds
@@ -19,6 +19,7 @@ from pg_mop.run.instructions import Ask, Fetch, GiveUp, HasState, Instructions, 
 from pg_mop.search.base import FAILED, PAUSED, RUNNING, STOPPED, Procedure
 from pg_mop.search.logged import outline
 from pg_mop.search.parameters import SearchError
+from pg_mop.search.space import ParameterSet
 
 Event = list[Any]
 
@@ -83,7 +84,7 @@ class SearchController(RunController):
             if kind == "known":
                 self.procedure.begin_with(
                     [
-                        (tuple(configuration), {int(i): value for i, value in found.items()})
+                        (ParameterSet(*configuration), {int(i): value for i, value in found.items()})
                         for configuration, found in values[0]
                     ]
                 )
@@ -178,7 +179,7 @@ class SearchController(RunController):
             self._note(["stop", mst_key, reason])
             yield from self._go_on()
 
-    def add(self, added: Added, iterations: int | None, reason: str) -> Instructions:
+    def add(self, added: ParameterSet, iterations: int | None, reason: str) -> Instructions:
         if self.over:
             self.messages.late(reason)
             return
@@ -216,7 +217,7 @@ class SearchController(RunController):
             c: Configuration = self.configurations.make(key, proposal.configuration)
             if lineage := self.procedure.lineage(key):
                 yield from self._trace(c, lineage)
-            plain = dict(c)
+            plain = c.copy()
             problem, new = self.configurations.add(c, max(proposal.budget, self.num_iterations)), True
             self.begin_to_watch(c)
             if problem:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from pg_mop.search.parameters import MOST_ITERATIONS, Parameter, SearchError
-from pg_mop.search.space import Configuration, Space
+from pg_mop.search.space import ParameterSet, Space
 
 TrialNumber = int  # from 1
 Losses = dict[int, float]  # {iteration: loss}; the smaller the better, for either goal
@@ -23,7 +23,7 @@ class Proposal(NamedTuple):
     """
 
     trial: TrialNumber
-    configuration: Configuration | None
+    configuration: ParameterSet | None
     budget: int
 
 
@@ -32,7 +32,7 @@ class Trial:
 
     __slots__ = ("number", "configuration", "budget", "at", "loss", "state", "outside", "asked", "data")
 
-    def __init__(self, number: TrialNumber, configuration: Configuration, outside: bool = False) -> None:
+    def __init__(self, number: TrialNumber, configuration: ParameterSet, outside: bool = False) -> None:
         self.number, self.configuration = number, configuration
         self.outside = outside  # a user has added the trial
         self.budget = self.at = 0  # iterations asked for; the last iteration with a value
@@ -117,7 +117,7 @@ class Procedure(ABC):
         self.trials: dict[TrialNumber, Trial] = {}
         self.why: dict[TrialNumber, str] = {}  # why trials have stopped
         self.best: tuple[TrialNumber, int, float] | None = None  # (trial, iteration, value)
-        self.known: list[tuple[Configuration, Losses]] = []  # earlier results, most iterations first, then best
+        self.known: list[tuple[ParameterSet, Losses]] = []  # earlier results, most iterations first, then best
         self._queue: list[Proposal] = []
         self._stopped: dict[TrialNumber, str] = {}
         self._running = self._outside = 0  # running trials: the procedure's own; those of users
@@ -199,7 +199,7 @@ class Procedure(ABC):
         self._start()
         return self._running == self._outside == 0
 
-    def add(self, configuration: Configuration, budget: int | None = None) -> TrialNumber:
+    def add(self, configuration: ParameterSet, budget: int | None = None) -> TrialNumber:
         """Add a user's trial, which trains beside the procedure's own. Returns its number.
 
         `budget`: its iterations; None: as many as other trials may get. Raises SearchError for a wrong budget.
@@ -208,8 +208,7 @@ class Procedure(ABC):
         budget = self.most if budget is None else budget
         if not (isinstance(budget, int) and 1 <= budget <= MOST_ITERATIONS):
             raise SearchError(f"a trial's iterations must be an integer from 1 to {MOST_ITERATIONS}, not {budget!r}")
-        model_id, compile_params, fit_params = configuration
-        trial = self._new((model_id, compile_params, fit_params), outside=True)
+        trial = self._new(ParameterSet(*configuration), outside=True)
         self._propose(trial, budget)
         return trial.number
 
@@ -227,14 +226,14 @@ class Procedure(ABC):
             self._on_withdrawn(known)
             self._settle()
 
-    def begin_with(self, results: Iterable[tuple[Configuration, Mapping[int, float | None]]]) -> None:
+    def begin_with(self, results: Iterable[tuple[ParameterSet, Mapping[int, float | None]]]) -> None:
         """Take earlier results: [(configuration, {iteration: value})]. Raises SearchError after any other call."""
         if self._started:
             raise SearchError("a search begins with earlier results before it asks for anything")
-        for (model_id, compile_params, fit_params), values in results:
+        for configuration, values in results:
             losses = {i: self._loss(v) for i, v in values.items() if v is not None and math.isfinite(v)}
             if losses:
-                self.known.append(((model_id, compile_params, fit_params), losses))
+                self.known.append((ParameterSet(*configuration), losses))
         self.known.sort(key=lambda k: (-max(k[1]), k[1][max(k[1])]))
 
     def replay(self, events: Iterable[tuple]) -> None:
@@ -310,7 +309,7 @@ class Procedure(ABC):
 
     # --- actions, which a subclass calls ------------------------------------------------------------
 
-    def _new(self, configuration: Configuration, outside: bool = False) -> Trial:
+    def _new(self, configuration: ParameterSet, outside: bool = False) -> Trial:
         """A new trial, which is not proposed yet."""
         trial = self.trials[len(self.trials) + 1] = Trial(len(self.trials) + 1, configuration, outside)
         return trial

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 
 from pg_mop.search.random_sampler import RandomSampler
-from pg_mop.search.space import Configuration, Coordinate, Dimension, Point, Space
+from pg_mop.search.space import Coordinate, Dimension, ParameterSet, Point, Space
 
 AT_RANDOM = 1 / 3  # share of random proposals
 GOOD = 0.15  # share of a budget's trials that count as good
@@ -41,7 +41,7 @@ class KdeSampler(RandomSampler):
         self.losses_of: dict[Key, dict[int, float]] = {}  # -> {budget: loss}
         self.failed: set[Key] = set()
         self.withdrawn: set[Key] = set()
-        self.known: dict[Configuration, Key] = {}  # configurations with earlier results
+        self.known: dict[ParameterSet, Key] = {}  # configurations with earlier results
         self.resumed: dict[int, Key] = {}  # trial -> the key of the configuration that it continues
 
     @property
@@ -73,14 +73,14 @@ class KdeSampler(RandomSampler):
         else:
             self.withdrawn.add(key)
 
-    def add_result(self, configuration: Configuration, budget: int, loss: float) -> None:
+    def add_result(self, configuration: ParameterSet, budget: int, loss: float) -> None:
         point = self.space.locate(configuration)
         if point is not None:
             key = self.known.setdefault(configuration, -1 - len(self.known))
             self.points[key] = point
             self._add(key, budget, loss)
 
-    def resume(self, trial: int, configuration: Configuration) -> None:
+    def resume(self, trial: int, configuration: ParameterSet) -> None:
         if configuration in self.known:
             self.resumed[trial] = self.known[configuration]
 

@@ -12,7 +12,7 @@ from typing import Any
 from pg_mop.search.base import ENDED, MOST_ITERATIONS, RUNNING, Procedure, Trial, TrialNumber
 from pg_mop.search.fixed_budget import ITERATIONS
 from pg_mop.search.parameters import SearchError, integer
-from pg_mop.search.space import Configuration, Space
+from pg_mop.search.space import ParameterSet, Space
 from pg_mop.spaces import SpaceError
 
 TRIES = 20  # draws for each candidate
@@ -57,7 +57,7 @@ class OneShot(Procedure):
     def most(self) -> int:
         return max(self.settings.iterations, self.retrain_iterations)
 
-    def add(self, configuration: Configuration, budget: int | None = None) -> TrialNumber:
+    def add(self, configuration: ParameterSet, budget: int | None = None) -> TrialNumber:
         if configuration[0] in self.nets:
             raise SearchError(f"model_id {configuration[0]} is a super-net, and no model of its own")
         return super().add(configuration, budget)
@@ -108,7 +108,7 @@ class OneShot(Procedure):
         _, *parameters = self.space.configuration(self.space.sample(Random(0)))
         self.parameters = parameters[0], parameters[1]
         for number in self.nets:
-            trial = self._new((number, *self.parameters))
+            trial = self._new(ParameterSet(number, *self.parameters))
             trial.data = number
             self._propose(trial, self.settings.iterations)
 
@@ -131,7 +131,7 @@ class OneShot(Procedure):
         finite = [(model_id, value) for model_id, value in found.items() if math.isfinite(value)]
         self.ranked = sorted(finite, key=lambda pair: self._loss(pair[1]))
         for rank, (model_id, value) in enumerate(self.ranked[: self.settings.retrain], 1):
-            trial = self._new((model_id, *self.parameters))
+            trial = self._new(ParameterSet(model_id, *self.parameters))
             trial.data = {"rank": rank, "score": value}
             self.retrained[model_id] = trial.number
             self._propose(trial, self.retrain_iterations)

@@ -8,7 +8,7 @@ from typing import Any
 import mop_udf
 from pg_mop.search.parameters import SearchError
 from pg_mop.search.random_sampler import RandomSampler
-from pg_mop.search.space import Configuration, Coordinate, Dimension, Point, Space
+from pg_mop.search.space import Coordinate, Dimension, ParameterSet, Point, Space
 
 PACKAGES = {"tpe": "optuna", "cmaes": "cmaes"}
 TRIES = 10  # proposals of Optuna's sampler until one is new; then a random one
@@ -43,7 +43,7 @@ class OptunaSampler(RandomSampler):
         self.count = 0  # losses that the study has
         self.pending: dict[int, Any] = {}  # trial that the study has proposed -> Optuna's trial
         self.points: dict[int, Point] = {}  # points of random trials without a loss
-        self.known: set[Configuration] = set()
+        self.known: set[ParameterSet] = set()
 
     def ask(self, trial: int | None) -> Point | None:
         for _ in range(TRIES):
@@ -75,7 +75,7 @@ class OptunaSampler(RandomSampler):
         else:
             self.study.tell(asked, state=self.optuna.trial.TrialState.FAIL)
 
-    def add_result(self, configuration: Configuration, budget: int, loss: float) -> None:
+    def add_result(self, configuration: ParameterSet, budget: int, loss: float) -> None:
         point = self.space.locate(configuration)
         if point is not None and configuration not in self.known:
             self.known.add(configuration)

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from pg_mop.search.base import STOPPED, Procedure
-from pg_mop.search.space import Configuration
+from pg_mop.search.space import ParameterSet
 
 # each new trial is worse than all before it; the results are random; each new trial is better than all before it
 ORDERS = ("worse", "random", "better")
@@ -21,7 +21,7 @@ class TrialOutlook:
     """A trial with the iterations that it is trained for, the number of its evaluations, and of a super-net the number of
     members that have scores by its weights."""
 
-    configuration: Configuration
+    configuration: ParameterSet
     iterations: int
     evaluations: int
     members: int = 0

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from random import Random
 
-from pg_mop.search.space import Configuration, Point, Space
+from pg_mop.search.space import ParameterSet, Point, Space
 
 
 class Sampler(ABC):
@@ -25,20 +25,20 @@ class Sampler(ABC):
     >>> space = Space.of_texts([1], "{'loss': ['mse'], 'optimizer': ['SGD', 'Adam']}", "{'batch_size': [8]}")
     >>> sampler = LastFirst(space, seed=1)
     >>> space.configuration(sampler.ask(1))
-    (1, "loss='mse',optimizer='Adam()'", 'batch_size=8')
+    ParameterSet(model_id=1, compile_params="loss='mse',optimizer='Adam()'", fit_params='batch_size=8')
     >>> sampler.ask(2) is None, sampler.ask(3) is None
     (False, True)
     """
 
     def __init__(self, space: Space, seed: int) -> None:
         self.space, self.random = space, Random(seed)
-        self.claimed: set[Configuration] = set()
+        self.claimed: set[ParameterSet] = set()
 
     @abstractmethod
     def ask(self, trial: int | None) -> Point | None:
         """The point of a new configuration for the trial of that number; None: the sampler finds no new one."""
 
-    def claim(self, configuration: Configuration) -> bool:
+    def claim(self, configuration: ParameterSet) -> bool:
         """Mark a configuration as proposed. Returns False if it was proposed before, or if its model does not fit together."""
         if configuration[0] is None:
             return False
@@ -52,8 +52,8 @@ class Sampler(ABC):
     def tell_lost(self, trial: int, failed: bool) -> None:  # noqa: B027
         """A trial will have no more results, because it has failed, or because a user has stopped it."""
 
-    def add_result(self, configuration: Configuration, budget: int, loss: float) -> None:  # noqa: B027
+    def add_result(self, configuration: ParameterSet, budget: int, loss: float) -> None:  # noqa: B027
         """Take an earlier result of a configuration."""
 
-    def resume(self, trial: int, configuration: Configuration) -> None:  # noqa: B027
+    def resume(self, trial: int, configuration: ParameterSet) -> None:  # noqa: B027
         """The trial of that number continues a configuration that has earlier results."""

@@ -5,18 +5,24 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from mop_udf.params import params
 from pg_mop.search import grids
 from pg_mop.search.dimension import CHANGEABLE, Coordinate, Dimension, Place, bare_optimizer
 from pg_mop.search.models import ModelChoices
 
-__all__ = ["CHANGEABLE", "Branch", "Configuration", "Coordinate", "Dimension", "Point", "Space"]
+__all__ = ["CHANGEABLE", "Branch", "ParameterSet", "Coordinate", "Dimension", "Point", "Space"]
 
-# (model_id, compile_params, fit_params); the model_id is None where the model does not fit together
-Configuration = tuple[int | None, str, str]
 Point = Place
+
+
+class ParameterSet(NamedTuple):
+    """The model and the parameters of a configuration; `model_id` is None where the model does not fit together."""
+
+    model_id: int | None
+    compile_params: str
+    fit_params: str
 
 
 @dataclass
@@ -152,7 +158,7 @@ class Space:
                             **{d.name: c for d, c in zip(branch.dimensions[1:], coordinates)},
                         }
 
-    def configuration(self, point: Point, values: Mapping[str, Any] | None = None) -> Configuration:
+    def configuration(self, point: Point, values: Mapping[str, Any] | None = None) -> ParameterSet:
         """The configuration of a point. `values`: values to write in place of the point's, by name of the dimension."""
         replaced, branch = values or {}, self.branch_of(point)
 
@@ -160,7 +166,7 @@ class Space:
             return {d.key: replaced[d.name] if d.name in replaced else d.value(point[d.name]) for d in dimensions}
 
         optimizer = None if branch.optimizer is None else written(branch.optimizer)
-        return (
+        return ParameterSet(
             branch.model.value(point[branch.model.name]) if self.models is None else self.models.model_id(point),
             grids.compile_text(optimizer, written(branch.common)),
             grids.fit_text(written(branch.fit)),
@@ -174,7 +180,7 @@ class Space:
         value = dimension.value(coordinate)
         return dimension.key, value if isinstance(value, (int, float, bool, type(None))) else str(value)
 
-    def locate(self, configuration: Configuration) -> Point | None:
+    def locate(self, configuration: ParameterSet) -> Point | None:
         """A point of a configuration; None where the configuration is not in this space."""
         model_id, compile_params, fit_params = configuration
         try:

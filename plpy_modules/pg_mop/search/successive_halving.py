@@ -10,7 +10,7 @@ from pg_mop.search.base import FAILED, PAUSED, Procedure, Trial, TrialNumber
 from pg_mop.search.parameters import MOST_ITERATIONS, MOST_TRIALS, SearchError, integer
 from pg_mop.search.sampler import Sampler
 from pg_mop.search.samplers import SAMPLER_OF_BRACKETS, create_sampler
-from pg_mop.search.space import Configuration, Space
+from pg_mop.search.space import ParameterSet, Space
 
 REDUCTION = integer(2, 1000, 3, "of this many trials, one goes on from each rung")
 MOST = integer(1, MOST_ITERATIONS, 27, "iterations of the trials that train to the end")
@@ -22,7 +22,7 @@ class Halving(Procedure):
     """The base of the procedures that have brackets. `data` of a trial is its Bracket."""
 
     sampler: Sampler
-    adoptable: list[Configuration]  # configurations with earlier results that may become trials, the best last
+    adoptable: list[ParameterSet]  # configurations with earlier results that may become trials, the best last
 
     def _sample(self, bracket: "Bracket", trials: int) -> list[Trial]:
         """At most `trials` new trials for a bracket.

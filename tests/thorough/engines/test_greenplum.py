@@ -22,6 +22,8 @@ from support.workload import ADAM, assert_invariants, dense, fit, load, make_dat
 greenplum.needed("tests/thorough/engines/test_greenplum.py")
 
 DATABASE = "pg_mop_tests"
+REQUEST = {"kind": "train", "dtypes": ["<f4"], "inputs": 1, "outputs": None, "models": []}
+MODEL = {"stage": 1, "model_id": 1, "iteration": 1, "architecture": "", "compile_params": "", "plain_weights": True}
 TABLES = (
     "run",
     "configuration",
@@ -724,7 +726,7 @@ def test_a_part_of_a_unit_outside_of_one_is_an_error(trained):
     for call in (
         "mop_at_end()",
         "mop_at_state(1, 'x')",
-        'mop_at_begin(\'{"unit": {}, "models": []}\')',
+        f"mop_at_begin('{json.dumps({'unit': REQUEST})}')",
         "mop_at_save(0)",
     ):
         assert trained.error(f"SELECT madlib.{call} FROM madlib.mop_host_segment WHERE dist_key = {place}"), call
@@ -868,7 +870,8 @@ def test_nobody_brings_a_segment_functions_of_his_own(db, ann, bob):
     assert "permission denied for function" in str(ann.error("SELECT madlib.mop_at_objects('{squared}', '{x}')"))
     assert "has not arrived at its segment" in str(
         ann.error(
-            "SELECT madlib.mop_at_begin(%s)", [json.dumps({"unit": {}, "models": [{}], "objects": [["squared"]]})]
+            "SELECT madlib.mop_at_begin(%s)",
+            [json.dumps({"unit": {**REQUEST, "models": [{**MODEL, "objects": ["squared"]}]}})],
         )
     )
     assert "no token" in str(

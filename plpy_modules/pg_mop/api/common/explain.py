@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from typing import Any
 
-from mop_udf.errors import raise_error, sqlstate_of
+from mop_udf.errors import raise_error
 from pg_mop.backend import explaining
 from pg_mop.backend.database import Database
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, error_of
 from pg_mop.backend.explaining import SUPPORTED, Explaining
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier
@@ -86,18 +85,15 @@ def _function(db: Any, call: call_text.Call) -> str:
 def planned(db: Any, statement: str, measure: bool = False) -> dict[str, Any]:
     """The plan of a statement that calls one of our functions with constants. Raises the error of the call."""
     begun = Explaining(functools.partial(preview.explain, measure=measure), db.callers_path)
-    problem: Any = None
+    problem: MopError | None = None
     try:
         with explaining.begun(begun, db):
             db.check_cancel()
             db.plpy.execute(statement)
     except db.plpy.SPIError as error:
-        problem = error
-    if problem is not None:
-        data = (*(getattr(problem, "spidata", None) or ()), None, None, None)
-        # PL/Python puts the class of the error before it, once more: on Greenplum the class that raise_error makes
-        message = re.sub(r"^(?:(?:(?:plpy|spiexceptions)\.\w+|pg_mop): )+", "", str(problem))
-        raise_error(db.plpy, message, sqlstate_of(problem), data[1], data[2])
+        problem = error_of(error)
+    if problem is not None:  # (as it is: a MopError would have the name of mop_explain before it)
+        raise_error(db.plpy, problem.message, problem.sqlstate, problem.detail, problem.hint)
     if begun.made is None:
         raise MopError(
             "this call shows help and trains nothing", hint="Give all its arguments, as the call that trains has them."

@@ -12,6 +12,7 @@ from typing import Any
 from mop_udf.aggregate import Session
 from mop_udf.architecture import architecture_shapes
 from mop_udf.params import params
+from mop_udf.unit_spec import UnitHeader, UnitModel
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.output import as_json
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
@@ -153,29 +154,16 @@ def alone(
     objects = {**object_table.read(db, model.summary.get("object_table"), model.compile), **model.objects}
     with trainer_of(session, options):
         session.begin(
-            {
-                "kind": "evaluate",
-                "seed": 0,
-                "same_start": True,
-                "segment": 0,
-                "dtypes": packed.dtypes(),
-                "inputs": len(packed.inputs),
-                "outputs": wanted,
-                "rows": 0,
-                "dataset": None,
-                "keeps_rows": False,
-            },
+            UnitHeader(kind="evaluate", dtypes=packed.dtypes(), inputs=len(packed.inputs), outputs=wanted),
             [
-                {
-                    "plain_weights": True,
-                    "stage": 0,
-                    "model_id": 0,
-                    "iteration": 0,
-                    "epochs": 1,
-                    "architecture": model.architecture_text,
-                    "compile_params": model.compile_params,
-                    "fit_params": None,
-                }
+                UnitModel(
+                    stage=0,
+                    model_id=0,
+                    iteration=0,
+                    architecture=model.architecture_text,
+                    compile_params=model.compile_params,
+                    plain_weights=True,
+                )
             ],
             ((0, piece) for piece in ([model.weights] if model.weights is not None else model.source.pieces(db))),
             [objects],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from mop_udf.params import params
 from pg_mop import __version__
@@ -17,6 +17,7 @@ from pg_mop.call.earlier import Earlier
 from pg_mop.call.inputs import Inputs
 from pg_mop.call.spec import Output, RunResult, RunSpec
 from pg_mop.columns import madlib
+from pg_mop.plan.configuration import Configuration
 from pg_mop.run.coordinator import execute
 
 FUNCTION = "madlib_keras_fit"
@@ -85,11 +86,11 @@ def train(db: Database, arguments: dict[str, Any], earlier: Earlier | None = Non
         unusable=lambda count: "the model cannot be trained",
     )
     if earlier is None:
-        c = read_model(db, a["model_arch_table"], a["model_id"], previous)
+        c: dict[str, Any] = read_model(db, a["model_arch_table"], a["model_id"], previous)
         c.update(compile_params=a["compile_params"] or "", fit_params=a["fit_params"])
     else:
         c = {**earlier.configurations[0], "mst_key": 1, "error": None}
-    configurations.check([c], functions)
+    configurations.check([cast(Configuration, c)], functions)
     table, summary = output
 
     def write(result: RunResult) -> None:

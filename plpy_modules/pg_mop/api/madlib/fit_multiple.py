@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from mop_udf.params import params
 from pg_mop.api.common.output import PreviousModels, insert, model_tables, tell_of_large, write_models_summary
@@ -20,8 +20,10 @@ from pg_mop.call.configurations import Configurations, is_super_net
 from pg_mop.call.earlier import Earlier
 from pg_mop.call.inputs import Inputs
 from pg_mop.call.spec import Output, RunResult, RunSpec
+from pg_mop.plan.configuration import Configuration
 from pg_mop.run.coordinator import execute
 from pg_mop.run.messages import warn_of_failures
+from pg_mop.search.space import ParameterSet
 
 FUNCTION = "madlib_keras_fit_multiple_model"
 ARGUMENTS = (
@@ -172,7 +174,7 @@ class SelectionTable:
         selection.table, selection.arch_table = table, arch_table
         return selection
 
-    def rows(self, previous: PreviousModels | None) -> list[dict[str, Any]]:
+    def rows(self, previous: PreviousModels | None) -> list[Configuration]:
         """The configurations of the table. `previous`: of a warm start, or None. Raises MopError."""
         db, table, text = self.db, self.table, self.text
         arch = db.input_table(
@@ -200,10 +202,10 @@ class SelectionTable:
             raise MopError(f'model selection table "{text}" has mst_keys that are NULL or not unique')
         for c in configurations:
             c["problem"] = self._start(c, arch, previous)
-        return configurations
+        return cast(list[Configuration], configurations)
 
-    def make(self, mst_key: int, added: tuple[Any, ...]) -> dict[str, Any]:
-        """A configuration that somebody adds while the run goes on: (model_id, compile_params, fit_params)."""
+    def make(self, mst_key: int, added: ParameterSet) -> Configuration:
+        """A configuration that somebody adds while the run goes on."""
         model_id, compile_params, fit_params = added
         arch = self.db.input_table(self.arch_table_name, "model architecture table")
         self.db.check_built_in(arch, ("model_id", "model_arch", "model_weights"))
@@ -223,7 +225,7 @@ class SelectionTable:
         }
         c["problem"] = self._start(c, arch, None)
         c["model_arch"] = c["model_arch"] or "{}"  # the catalog has an architecture for each configuration
-        return c
+        return cast(Configuration, c)
 
     def unusable(self, count: int) -> str:
         """Begins the error for `count` configurations that cannot be trained."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mop_udf.aggregate import Session
+from mop_udf.unit_spec import ModelSpec, UnitSpec
 from pg_mop.api.common.model_table import OwnModel, StoredModel, TableModel
 from pg_mop.api.common.session import options_of_trainer, trainer_of, trainer_options, with_trainer
 from pg_mop.api.madlib import applying
@@ -212,16 +213,26 @@ class PredictionSpecs(UnitSpecs):
     request: Mapping[str, Any] = field(default_factory=dict)
 
     def describe(
-        self, steps: Sequence[Sequence[Unit | None]], worker: int, threads: int | None = None, parts: int | None = None
-    ) -> dict[str, Any]:
+        self,
+        steps: Sequence[Sequence[Unit | None]],
+        worker: int,
+        threads: int | None = None,
+        parts: int | None = None,
+        run_id: int = 0,
+        fencing_token: int = 0,
+    ) -> UnitSpec:
         (unit,) = units_of(steps)
         part = self.segments[unit.dataset, unit.segment]
-        return {
-            "options": self.trainer(worker, threads=threads, parts=parts),
-            "table": self.packed[unit.dataset].text,
-            "fingerprint": part.fingerprint,
-            "fingerprint_sql": part.fingerprint_sql,
-            "replicas": None,
-            "models": [{"passes_left": 0, "run_passes_left": 0}],
-            "predict": {**self.request, "table": part.table},
-        }
+        return UnitSpec(
+            run_id=run_id,
+            fencing_token=fencing_token,
+            kind=unit.kind,
+            dataset=unit.dataset,
+            segment=unit.segment,
+            options=self.trainer(worker, threads=threads, parts=parts),
+            table=self.packed[unit.dataset].text,
+            fingerprint=part.fingerprint,
+            fingerprint_sql=part.fingerprint_sql,
+            models=[ModelSpec(stage=unit.stage, iteration=unit.iteration)],
+            predict={**self.request, "table": part.table},
+        )

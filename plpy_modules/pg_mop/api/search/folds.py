@@ -9,6 +9,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_literal
 from pg_mop.call.spec import RunResult
 from pg_mop.plan import folds as dealing
+from pg_mop.plan.configuration import Configuration
 from pg_mop.plan.folds import Summary, summarize
 
 # columns of the info table -> what they hold of the Summary of a measure
@@ -55,7 +56,7 @@ def held_out(inputs: Any, folds: int) -> list[list[int]]:
     return dealing.deal((s.key for s in segments), folds)
 
 
-def fold_trials(rows: list[dict[str, Any]], inputs: Any, folds: int) -> list[dict[str, Any]]:
+def fold_trials(rows: list[Configuration], inputs: Any, folds: int) -> list[Configuration]:
     """The trials of the folds of configurations (`rows`). Raises MopError as `held_out`."""
     segments = held_out(inputs, folds)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from pg_mop.api.common.output import model_tables, note_code, tell_of_large, write_models_summary
 from pg_mop.api.common.winner import JudgedBy, Winner, best_of, winner
@@ -21,6 +21,7 @@ from pg_mop.call.earlier import Earlier, open_catalog, options_of, own_run
 from pg_mop.call.inputs import Inputs
 from pg_mop.call.spec import Output, RunResult, RunSpec
 from pg_mop.catalog import metric_of
+from pg_mop.plan.configuration import Configuration
 from pg_mop.run.coordinator import execute
 from pg_mop.search.ranking import LOSS
 
@@ -128,7 +129,7 @@ def _one(
     configurations = Configurations(
         inputs, ClassWeights(inputs.source, inputs.engine), judged_by=judged_by, keep="best" if searched else "last"
     )
-    configurations.check([{**c, "error": None, "reason": None}], functions)
+    configurations.check([cast(Configuration, {**c, "error": None, "reason": None})], functions)
     for one in configurations:  # the rule that stopped it shall not do so again
         one["fit"]["stop"] = None
     return configurations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from mop_udf import aggregate
+from mop_udf.unit_spec import UnitHeader, UnitModel
 from pg_mop.api.common.output import insert
 from pg_mop.api.common.session import options_of_trainer, trainer_of
 from pg_mop.backend import object_table, settings
@@ -52,28 +54,15 @@ def scores(
         for sql in (quote_identifier(name), f"{quote_identifier(name + '_shape')}::text")
     ]
     objects = object_table.read(db, functions, c["compile"], c["functions"])
-    unit = {
-        "kind": "evaluate",
-        "seed": 0,
-        "same_start": True,
-        "segment": 0,
-        "dtypes": packed_table.dtypes(),
-        "inputs": len(packed_table.inputs),
-        "outputs": outputs,
-        "rows": 0,
-        "dataset": None,
-        "keeps_rows": False,
-    }
-    model = {
-        "plain_weights": False,
-        "stage": 0,
-        "model_id": c["model_id"],
-        "iteration": 0,
-        "epochs": 1,
-        "architecture": c["model_arch"],
-        "compile_params": c["compile_params"],
-        "fit_params": None,
-    }
+    unit = UnitHeader(kind="evaluate", dtypes=packed_table.dtypes(), inputs=len(packed_table.inputs), outputs=outputs)
+    model = UnitModel(
+        stage=0,
+        model_id=c["model_id"],
+        iteration=0,
+        architecture=c["model_arch"],
+        compile_params=c["compile_params"],
+        plain_weights=False,
+    )
     session = aggregate.session(db.plpy)
     options = options_of_trainer(inputs.options, settings.cores(), None)
     rows: list[list[Any]] = []
@@ -82,7 +71,7 @@ def scores(
             some = ids[start : start + AT_ONCE]
             members = [procedure.models.by_id[model_id] for model_id in some]
             with trainer_of(session, options):
-                models = [{**model, "path": net.path(member.chosen)} for member in members]
+                models = [dataclasses.replace(model, path=net.path(member.chosen)) for member in members]
                 session.begin(unit, models, [(0, state)], [objects] * len(models))
                 for number, values in enumerate(inputs.engine.buffers(packed_table, segments, columns)):
                     session.rows(1, number, values[::2], values[1::2])

@@ -460,20 +460,20 @@ class SearchCall:
     def spec(self) -> Search:
         """The search as a part of the run spec."""
         return Search(
-            self.procedure,
-            self.metric,
-            self.dataset,
-            self.goal,
-            self._differs,
-            self.method.best_line or self._best_line,
-            self.seconds,
-            self.most_trials,
-            self.known,
-            search.find(self.method.name).STOPS_WITHIN_BUDGET,
-            self.method.also_evaluated,
-            self.method.lines,
-            self.held_out,
-            self._score_members if self.is_one_shot else None,
+            procedure=self.procedure,
+            metric=self.metric,
+            dataset=self.dataset,
+            goal=self.goal,
+            differs=self._differs,
+            best_line=self.method.best_line or self._best_line,
+            seconds=self.seconds,
+            most_trials=self.most_trials,
+            known=self.known,
+            stops_within_budget=search.find(self.method.name).STOPS_WITHIN_BUDGET,
+            also_evaluated=self.method.also_evaluated,
+            lines=self.method.lines,
+            held_out=self.held_out,
+            score_members=self._score_members if self.is_one_shot else None,
         )
 
     def _score_members(self, procedure: Any, c: Any, state: Any, segments: Any) -> Any:

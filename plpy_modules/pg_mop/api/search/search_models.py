@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from pg_mop.api.madlib import architectures
 from pg_mop.api.search import spaces
@@ -12,7 +12,9 @@ from pg_mop.backend import object_table, weights
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.call.earlier import Earlier
+from pg_mop.plan.configuration import Configuration
 from pg_mop.search.models import ModelChoices
+from pg_mop.search.space import ParameterSet
 from pg_mop.spaces.model_space import digits
 
 
@@ -89,11 +91,11 @@ class Architectures:
                 f'model_id {unknown[0]!r} is not in "{self.text}"', hint=f"SELECT model_id, name FROM {self.table};"
             )
 
-    def configuration(self, mst_key: int, proposed: tuple[Any, str, str]) -> dict[str, Any]:
-        """A configuration as run.configurations takes it; `proposed`: (model_id, compile_params, fit_params)."""
+    def configuration(self, mst_key: int, proposed: ParameterSet) -> Configuration:
+        """The configuration of what a search proposes."""
         model_id, compile_params, fit_params = proposed
         row = self.rows.get(model_id)
-        c = {
+        c: dict[str, Any] = {
             "mst_key": mst_key,
             "model_id": model_id,
             "compile_params": compile_params,
@@ -104,7 +106,7 @@ class Architectures:
         }
         if row is None:
             c.update(problem=f'model_id {model_id} is not in "{self.text}"', model_arch="{}")
-        return c
+        return cast(Configuration, c)
 
     def remember(self, model_id: Any, member: Any) -> None:
         """Nothing: the model_id names the model."""
@@ -139,10 +141,10 @@ class Members:
         if member and isinstance(member.get("choices"), dict):
             self.models.remember(model_id, member.get("base"), member["choices"])
 
-    def configuration(self, mst_key: int, proposed: tuple[Any, str, str]) -> dict[str, Any]:
-        """A configuration as run.configurations takes it; `proposed`: (model_id, compile_params, fit_params)."""
+    def configuration(self, mst_key: int, proposed: ParameterSet) -> Configuration:
+        """The configuration of what a search proposes."""
         model_id, compile_params, fit_params = proposed
-        if (net := self.models.net(model_id)) is not None:
+        if model_id is not None and (net := self.models.net(model_id)) is not None:
             return {
                 "mst_key": mst_key,
                 "model_id": model_id,
@@ -157,7 +159,7 @@ class Members:
                 },
             }
         member = self.models.member(model_id)
-        c = {
+        c: dict[str, Any] = {
             "mst_key": mst_key,
             "model_id": model_id if member is None else member[0],
             "compile_params": compile_params,
@@ -171,7 +173,7 @@ class Members:
                 problem=f'model_id {model_id} is no member of "{self.name}" that this search has proposed',
                 model_arch="{}",
             )
-        return c
+        return cast(Configuration, c)
 
     def tell_misfits(self) -> None:
         """Send a NOTICE if members were drawn that do not fit together."""

@@ -17,7 +17,7 @@ from pg_mop.backend.trusted import PARTITIONED, locked
 from pg_mop.call.earlier import own_run, same_rows
 from pg_mop.catalog import LocalCatalog
 from pg_mop.engines import find
-from pg_mop.inference import scores
+from pg_mop.inference.importance import importance, main_score
 from pg_mop.packing.packed_table import PackedTable
 from pg_mop.report import model_data
 
@@ -27,7 +27,6 @@ MOST_PERMUTED = 2_000  # rows whose inputs are permuted
 MOST_INPUTS = (
     100  # numbers of an input that are permuted one by one; a longer input, or one of more dimensions, as a whole
 )
-REPEATS = 5
 MODEL_TABLES = ("", "_summary", "_info", "_parts")  # suffixes of the output tables that a model is read from
 
 
@@ -81,8 +80,14 @@ def mop_configuration_report(db: Database, session: Session, run_id: int | None,
         if not np.isfinite(outputs).all():
             raise MopError(f"{model.what} has outputs that are not finite numbers")
         few = min(MOST_PERMUTED, len(truth))
-        importance = list(_importance(net, [a[:few] for a in inputs], packed, truth[:few]))
-    importance.sort(key=lambda own: -own[1])
+        losses = importance(
+            packed.transform.inputs,
+            [array[:few] for array in inputs],
+            net.outputs,
+            lambda outputs: main_score(truth[:few], outputs, model.regression),
+            np.random.default_rng(0),
+            MOST_INPUTS,
+        )
     source = f"{name}, which has been written since the run" if changed else f"{name}, the {dataset} rows"
     notes = list(facts.notes())
     if changed:
@@ -98,7 +103,7 @@ def mop_configuration_report(db: Database, session: Session, run_id: int | None,
             "trained_on": facts.trained_on,
             "rows_changed": changed,
             "notes": notes,
-            "sections": model_data.measured_sections(truth, outputs, labels, importance, [], source),
+            "sections": model_data.measured_sections(truth, outputs, labels, losses, [], source),
         }
     )
 
@@ -277,36 +282,3 @@ class Net:
         labels, decoded = self.output.decode(np.concatenate(chunks))
         self.labels = ["NULL" if label is None else str(label) for label in labels]
         return decoded
-
-    def main(self, inputs: list[np.ndarray], truth: np.ndarray) -> float:
-        """Accuracy, or R2."""
-        outputs = self.outputs(inputs)
-        if self.model.regression:
-            return scores.regression(truth, outputs[:, 0])["r2"]
-        return float((outputs.argmax(1) == truth).mean())
-
-
-def _importance(
-    net: Net, inputs: list[np.ndarray], packed: PackedTable, truth: np.ndarray
-) -> Iterator[tuple[str, float, float]]:
-    """(name, loss of the main measure where it is permuted, its deviation) of each input, or of each number of a short one."""
-    random = np.random.default_rng(0)
-    base = net.main(inputs, truth)
-    for i, name, places in _elements(packed, inputs):
-        losses = []
-        for _ in range(REPEATS):
-            permuted_inputs, order = list(inputs), random.permutation(len(truth))
-            permuted_inputs[i] = inputs[i].copy()
-            permuted_inputs[i][..., places] = inputs[i][order][..., places]
-            losses.append(base - net.main(permuted_inputs, truth))
-        yield name, float(np.mean(losses)), float(np.std(losses))
-
-
-def _elements(packed: PackedTable, inputs: list[np.ndarray]) -> Iterator[tuple[int, str, Any]]:
-    """(number of the input, name, its elements on the last axis) of what is permuted together."""
-    for i, (column, array) in enumerate(zip(packed.transform.inputs, inputs)):
-        if not column.features and array.ndim == 2 and 1 < array.shape[1] <= MOST_INPUTS:
-            for k in range(array.shape[1]):
-                yield i, f"{column.name}[{k + 1}]", slice(k, k + 1)
-        else:
-            yield from ((i, name, place) for name, place in column.places())

@@ -4,15 +4,13 @@ rolled back with the explanation. The search, which is the last step, is planned
 from __future__ import annotations
 
 import math
-import re
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from mop_udf.errors import sqlstate_of
 from pg_mop.api.tables.baselines import MOST_ROWS
 from pg_mop.backend.database import Database
-from pg_mop.backend.errors import MopError, is_cancel
+from pg_mop.backend.errors import MopError, error_of, is_cancel, step_message
 from pg_mop.backend.explaining import Explained
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.packing.row_source import is_query
@@ -43,7 +41,7 @@ class StepsHere:
 
     def run(self, sql: str, quiet: bool = False) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows. Raises MopError. (`quiet` is as it is: its messages are few.)"""
-        db, problem = self.db, None
+        db = self.db
         db.check_cancel()
         try:
             with db.caller_path():
@@ -52,12 +50,8 @@ class StepsHere:
         except db.plpy.SPIError as error:
             if is_cancel(error):
                 raise
-            problem = error
-        data = (*(getattr(problem, "spidata", None) or ()), None, None, None)
-        message = re.sub(r"^(?:(?:plpy|spiexceptions)\.\w+: )+", "", str(problem))
-        if "plpy" in str(problem):  # as run.steps: the name of the step's function is left out
-            message = re.sub(r"^\w+: ", "", message, count=1)
-        raise MopError(message, data[1], data[2], sqlstate=sqlstate_of(problem))
+            problem = error_of(error, step_message(str(error)))
+        raise problem
 
     def finish(self, sql: str) -> None:
         """Nothing: the explanation takes everything back."""

@@ -20,13 +20,14 @@ from pg_mop.columns import Column
 from pg_mop.columns.features import Feature
 from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.conversion import number_sql
+from pg_mop.inference import importance as permutation
 from pg_mop.inference import scores
+from pg_mop.inference.importance import main_score
 from pg_mop.inference.named_model import NamedModel, RowReader
 from pg_mop.inference.row_inputs import PackedInputs, RowInputs
 
 MOST_ROWS = 10_000  # rows that mop_importance permutes
 MOST_BYTES = 128 << 20  # of their inputs
-REPEATS = 5
 MOST_UNKNOWN = 100  # classes without training rows that are told apart
 
 
@@ -223,7 +224,6 @@ def importance(
     chunks = []
     row_bytes = 4 * sum(math.prod(column.shape) for column in found.inputs)
     most = min(MOST_ROWS, max(100, MOST_BYTES // row_bytes))
-    random = np.random.default_rng(abs(seed or 0))
     with computer_of(db, session, found) as computer:
         for chunk, targets in rows_with_target(reader, found):
             rows_left = most - len(truth)
@@ -233,38 +233,20 @@ def importance(
                 break
         if not truth:
             raise MopError(f'no row has a value of target "{found.target}"')
-        arrays = [np.concatenate(repeats) for repeats in zip(*chunks)]
-        real = np.array(truth, "f8") if found.regression else np.array(truth, object)
-        base = _main_measure(found, real, found.outputs_of(computer, arrays))
-        losses = []
-        for name, places in _elements(found.inputs):
-            repeats = []
-            for _ in range(REPEATS):
-                order = random.permutation(len(truth))
-                permuted_arrays = list(arrays)
-                for i, columns in places:
-                    permuted_arrays[i] = permuted_arrays[i].copy()
-                    permuted_arrays[i][..., columns] = permuted_arrays[i][order][..., columns]
-                repeats.append(base - _main_measure(found, real, found.outputs_of(computer, permuted_arrays)))
-            losses.append((name, float(np.mean(repeats)), float(np.std(repeats))))
-    return sorted(losses, key=lambda loss: -loss[1])
+        arrays = [np.concatenate(parts) for parts in zip(*chunks)]
 
+        def score(outputs: np.ndarray) -> float:
+            if found.regression:
+                return main_score(np.array(truth, "f8"), outputs, True)
+            return main_score(class_numbers(found.labels(outputs.shape[1]), truth), outputs, False)
 
-def _main_measure(model: NamedModel, truth: np.ndarray, outputs: np.ndarray) -> float:
-    """Accuracy, or R2."""
-    if model.regression:
-        return scores.regression(truth, outputs[:, 0])["r2"]
-    labels = np.array(model.labels(outputs.shape[1]), object)
-    return float((labels[outputs.argmax(1)] == truth).mean())
-
-
-def _elements(inputs: Sequence[Column]) -> list[tuple[str, list[tuple[int, slice]]]]:
-    """(column of the source, [(input, its elements)]) of each."""
-    elements: dict[str, list[tuple[int, slice]]] = {}
-    for i, column in enumerate(inputs):
-        for name, place in column.places():
-            elements.setdefault(name, []).append((i, place))
-    return list(elements.items())
+        return permutation.importance(
+            found.inputs,
+            arrays,
+            lambda inputs: found.outputs_of(computer, inputs),
+            score,
+            np.random.default_rng(abs(seed or 0)),
+        )
 
 
 @sql_function

@@ -11,10 +11,10 @@ import psycopg2
 from mop_udf import aggregate
 from pg_mop.backend import settings
 from pg_mop.backend.database import Database
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, step_message
 from pg_mop.backend.quoting import quote_literal
 from pg_mop.connections import sessions, targets
-from pg_mop.connections.sessions import SessionLost, message_of
+from pg_mop.connections.sessions import SessionLost
 
 LOCK_SECONDS = 1  # between two looks at what a step waits for
 UNDEFINED_TABLE = "42P01"
@@ -74,7 +74,7 @@ class Steps:
             return self.session.rows()
         except psycopg2.Error as error:
             diag = error.diag
-            text = re.sub(r"^\w+: ", "", message_of(error), count=1) if "plpy" in str(error) else message_of(error)
+            text = step_message(diag.message_primary or str(error)).strip()
             detail, hint = diag.message_detail, diag.message_hint
             if error.pgcode == UNDEFINED_TABLE and detail is None:
                 detail, hint = OWN_SESSION, "COMMIT; or, for a temporary table: CREATE TABLE ... AS SELECT ...;"
