@@ -15,6 +15,7 @@ from typing import Any
 import mop_udf
 from mop_udf.errors import raise_error
 from mop_udf.pool.process import DeviceFull, MemoryExceeded, Trainer, TrainerError, TrainerLost
+from mop_udf.pool.serving_client import Served
 from mop_udf.unit_spec import UnitHeader, UnitModel, UnitRequest
 
 # SQLSTATEs that tell the coordinator how to handle a failed unit
@@ -30,10 +31,11 @@ SHAPE = re.compile(r"-?\d+")
 
 
 class Session:
-    """The trainer of a database session, and the trainer's current unit."""
+    """The trainer of a database session, the trainer's current unit, and the serving process that answers the session."""
 
     def __init__(self, plpy: Any, home: str) -> None:
         self.plpy, self.home = plpy, home
+        self.served = Served(home, self.check_interrupts)
         self.trainer: Trainer | None = None
         self.wanted: Mapping[str, Any] | None = None  # the options that the caller requested for it
         self.caller: Any = None  # the role that requested it

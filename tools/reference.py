@@ -160,6 +160,11 @@ SETTINGS = {
         "Time that the fork server stays without use. It has imported Keras and forks "
         "trainers. `0`: no fork server, each trainer imports Keras itself.",
     ),
+    "serving_processes": (
+        None,
+        "How many processes the sessions of a role share, at most, to ask models that Keras must compute; `0`: each session "
+        "leases a trainer ([how it works](how_it_works.md#serving)).",
+    ),
     "lock_timeout": (None, "Time that a worker session waits for a lock."),
     "sessions": (
         "one per segment",

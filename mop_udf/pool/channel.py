@@ -8,7 +8,7 @@ import json
 import os
 import select
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 CHECK_SECONDS = 0.1
@@ -21,6 +21,13 @@ Read = TypeVar("Read", bytes, int)  # what os.read and os.readv return
 
 class ChannelClosed(Exception):
     """The other side of the pipe has closed it."""
+
+
+def frame(header: dict[str, Any], payloads: Sequence[Any]) -> list[bytes | memoryview]:
+    """The parts of a frame."""
+    views = [memoryview(p).cast("B") for p in payloads]
+    text = json.dumps({**header, "sizes": [v.nbytes for v in views]}).encode()
+    return [struct.pack("<I", len(text)), text, *views]
 
 
 class Channel:
@@ -41,10 +48,7 @@ class Channel:
         `more`: another frame follows, or the caller reads an answer next; small frames are held back until then. Each
         write wakes the other side, which costs more than writing a few bytes.
         """
-        views = [memoryview(p).cast("B") for p in payloads]
-        text = json.dumps({**header, "sizes": [v.nbytes for v in views]}).encode()
-        parts: list[bytes | memoryview] = [struct.pack("<I", len(text)), text, *views]
-        for view in parts:
+        for view in frame(header, payloads):
             if len(self._held) + len(view) > SMALL:
                 self._flush()
             if len(view) > SMALL:

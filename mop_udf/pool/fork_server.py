@@ -14,6 +14,8 @@ Backends connect to a socket in the server's folder (server_folder.py). A reques
     lease, with the descriptors of the trainer's pipes -> {"forking"} or {"pid", "nets", "datasets"}; {"pid"} when a
         forked trainer lives; {"code"} (negative for a signal) when the trainer has ended. The end of the connection ends
         the lease.
+    serve, with the descriptor of a socket, which goes to a serving process (training/serving.py) -> {"pid"}; no answer where
+        the role can have none
     expect -> no answer; only restarts the idle time
     list   -> a message for each trainer, then {}
     end    -> {"ended": number of trainers that were ended: idle, or on the way back from a lease}
@@ -30,11 +32,12 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from mop_udf.pool import lease
-from mop_udf.pool.child_process import prefer_oom_kill
+from mop_udf.pool.child_process import die_with_parent, prefer_oom_kill
 from mop_udf.pool.fork_server_client import MOST_BYTES, RELAYS, peer, receive
 from mop_udf.pool.pool import Member, Pool, Waiting, memory_short
 
@@ -108,7 +111,7 @@ class ForkServer:
             text, files, _, _ = socket.recv_fds(connection, MOST_BYTES, 4)
             pid, user = peer(connection)
             gone = len(files) == 4 and select.select(files[3:], [], [], 0)[0]
-            if text and user == os.geteuid() and not gone and len(files) in (0, 4):
+            if text and user == os.geteuid() and not gone and len(files) in (0, 1, 4):
                 request = json.loads(text)
                 answers = {"list": self._list, "end": self._end_idle}
                 if "op" in request:
@@ -116,7 +119,9 @@ class ForkServer:
                     answers[request["op"]](connection, request)
                 else:
                     self._idle_seconds, self._last_use = request["idle_ms"] / 1000, time.monotonic()
-                    if files:
+                    if len(files) == 1:
+                        self._serve_for(request, files, connection)
+                    elif files:
                         self._lease_for(pid, request, files, connection)
         except Exception:
             traceback.print_exc()  # the client has gone or is not a backend
@@ -132,7 +137,7 @@ class ForkServer:
             told = {
                 **member.about,
                 "pid": member.pid,
-                "state": member.state,
+                "state": "serving" if member.serves and member.key is not None else member.state,
                 "backend": member.backend,
                 "since": member.since,
                 "nets": len(member.held.get("nets", ())),
@@ -186,6 +191,77 @@ class ForkServer:
             self._end(member, wait=True)
         return full
 
+    # --- serving processes --------------------------------------------------------------------------------
+    def _serve_for(self, request: Request, files: list[int], connection: socket.socket) -> None:
+        """Hand a session's socket to a serving process, or fork one for it. Without one, the session leases a trainer."""
+        key, role, most = request["key"], request["about"]["role"], request.get("most")
+        if self._pool.needs_serving(key, request["serving"], role, most):
+            ends, full = self._pool.room(request.get("device"), None, role)
+            if full is None and all(member.state != "serving" for member in ends):
+                for member in [*ends, *self._pool.surplus(role, most, 1)]:
+                    self._end(member, wait=True)
+                self._fork_serving(request, files, connection)
+        for member in self._pool.serving(key):
+            try:
+                member.control.setblocking(False)
+                socket.send_fds(member.control, [b"{}"], files)
+            except OSError:  # it takes nothing: it hangs, or has ended
+                self._end(member)
+                continue
+            member.came += 1
+            _try_send(connection, {"pid": member.pid})
+            return
+
+    def _told(self, control: socket.socket) -> None:
+        """A serving process tells how it is."""
+        member = next(member for member in self._pool if member.control is control)
+        try:
+            self._pool.hear(member, json.loads(control.recv(MOST_BYTES)), boot_microseconds())
+        except (OSError, ValueError, LookupError):  # it has ended
+            self._events.unregister(control)
+
+    def _fork_serving(self, request: Request, files: list[int], connection: socket.socket) -> None:
+        parent = os.getpid()
+        pid, file, ours = self._forked(
+            lambda naming, control: self._become_serving(request, files, connection, naming, control, parent)
+        )
+        about, since = request["about"], boot_microseconds()
+        member = Member(pid, file, ours, request["key"], about, None, 0, since, _seconds(request), "serving")
+        member.most, member.device, member.serves = request.get("most"), request.get("device"), True
+        self._pool.members[file] = member
+        self._events.register(file, selectors.EVENT_READ, self._ended)
+        self._events.register(ours, selectors.EVENT_READ, self._told)
+
+    def _become_serving(
+        self,
+        request: Request,
+        files: list[int],
+        connection: socket.socket,
+        naming: int,
+        control: socket.socket,
+        parent: int,
+    ) -> None:
+        """In the child: become a serving process. What it prints is in the log of the fork server."""
+        try:
+            die_with_parent(parent)
+            self._leave(connection)
+            for file in files:
+                os.close(file)
+            os.setsid()
+            os.environ.update(request["environment"])
+            arguments = [request["trainer_idle_ms"], *request["arguments"]]
+            from setproctitle import setproctitle
+
+            setproctitle(f"{sys.executable} -I -B -m {request['module']} {' '.join(map(str, arguments))}")
+            with open(os.devnull) as null:
+                os.dup2(null.fileno(), 0)
+            os.write(naming, b".")
+            os.close(naming)
+            assert self._trainer_module is not None
+            self._trainer_module.serve(control, *arguments)
+        except BaseException:
+            traceback.print_exc()
+
     def _end_wait(self, waiting: Waiting, fork: bool = False) -> None:
         """Lease a trainer that is back, or `fork` one, to a request that has waited."""
         self._pool.waiting.remove(waiting)
@@ -225,37 +301,10 @@ class ForkServer:
         return True
 
     def _fork_for(self, backend: int, request: Request, files: list[int], connection: socket.socket) -> Member:
-        named, naming = os.pipe()
-        since, (ours, theirs) = boot_microseconds(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            pid = os.fork()
-        except OSError:
-            os.close(named)
-            os.close(naming)
-            ours.close()
-            theirs.close()
-            raise
-        if not pid:
-            try:
-                os.close(named)
-                ours.close()
-                self._become_trainer(backend, since, request, files, connection, naming, theirs)
-            finally:
-                os._exit(1)
-        os.close(naming)
-        theirs.close()
-        try:
-            # continue only when the trainer has its own name, so the process list never shows two fork servers
-            if not os.read(named, 1):
-                raise ChildProcessError("the child did not become a trainer")
-            file = os.pidfd_open(pid)
-        except BaseException:  # the backend will start another trainer
-            ours.close()
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        finally:
-            os.close(named)
+        since = boot_microseconds()
+        pid, file, ours = self._forked(
+            lambda naming, control: self._become_trainer(backend, since, request, files, connection, naming, control)
+        )
         member = Member(
             pid,
             file,
@@ -275,6 +324,55 @@ class ForkServer:
         self._events.register(connection, selectors.EVENT_READ, self._left)
         return member
 
+    def _forked(self, become: Callable[[int, socket.socket], None]) -> tuple[int, int, socket.socket]:
+        """Fork a process that calls `become(naming, control)`, which writes into `naming` once the process has its own name:
+        (process ID, pidfd, our side of `control`)."""
+        named, naming = os.pipe()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(named)
+            os.close(naming)
+            ours.close()
+            theirs.close()
+            raise
+        if not pid:
+            try:
+                os.close(named)
+                ours.close()
+                become(naming, theirs)
+            finally:
+                os._exit(1)
+        os.close(naming)
+        theirs.close()
+        try:
+            # continue only when the process has its own name, so the process list never shows two fork servers
+            if not os.read(named, 1):
+                raise ChildProcessError("the child did not become a trainer")
+            return pid, os.pidfd_open(pid), ours
+        except BaseException:  # the backend will start another trainer
+            ours.close()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        finally:
+            os.close(named)
+
+    def _leave(self, connection: socket.socket) -> None:
+        """In the child: close the descriptors of the fork server."""
+        for waiting in self._pool.waiting:
+            for file in waiting.files:
+                os.close(file)
+        for key in list(self._events.get_map().values()):  # descriptors of the fork server's event loop
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+            else:
+                os.close(key.fd)
+        self._events.close()
+        connection.close()
+        os.close(self._lock)
+
     def _become_trainer(
         self,
         backend: int,
@@ -287,17 +385,7 @@ class ForkServer:
     ) -> None:
         """In the child: become the process that an exec of mop_udf.training.trainer would be."""
         try:
-            for waiting in self._pool.waiting:
-                for file in waiting.files:
-                    os.close(file)
-            for key in list(self._events.get_map().values()):  # descriptors of the fork server's event loop
-                if isinstance(key.fileobj, socket.socket):
-                    key.fileobj.close()
-                else:
-                    os.close(key.fd)
-            self._events.close()
-            connection.close()
-            os.close(self._lock)
+            self._leave(connection)
             os.setsid()
             os.environ.update(request["environment"])
             arguments = [backend, files[3], since, request["trainer_idle_ms"], *request["arguments"]]

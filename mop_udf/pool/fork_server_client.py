@@ -16,7 +16,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mop_udf.pool.child_process import environment
@@ -147,6 +147,29 @@ def ask(home: str, request: dict[str, Any], files: Sequence[int], life: int) -> 
     framework = RELAYS if request["ray"] else request["environment"]["KERAS_BACKEND"]
     sent = _send(home, framework, request, files)
     return None if sent is None else ForkedTrainer(sent[0], sent[1], life, sent[2])
+
+
+def serve(home: str, request: dict[str, Any], file: int, check_interrupts: Callable[[], object]) -> int | None:
+    """Have the descriptor of a socket handed to a serving process: its process ID, or None where there is none to be had.
+
+    `request`: see process.serving_request; `check_interrupts` is called while waiting for the fork server.
+    """
+    sent = _send(home, request["environment"]["KERAS_BACKEND"], request, [file])
+    if sent is None:
+        return None
+    connection, name, _ = sent
+    patience = Patience(ANSWER_SECONDS)
+    with connection:
+        while not select.select([connection], [], [], 0.1)[0]:
+            check_interrupts()
+            if patience.over():
+                name.end()
+                return None
+        try:
+            answer = connection.recv(MOST_BYTES)
+        except OSError:
+            return None
+    return json.loads(answer)["pid"] if answer else None
 
 
 def expect(home: str, keras_backend: str, idle_ms: int) -> None:

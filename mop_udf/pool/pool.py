@@ -14,6 +14,9 @@ The module decides; mop_udf.pool.fork_server acts. Standard library only.
   answer that nobody reads.
 - A trainer that has run a custom function, or read a .keras file, ends with its lease. A trainer that is not back within five
   seconds is killed. Requests wait up to two seconds for trainers that will be back.
+- A serving process (training/serving.py) has no lease: the sessions with its key share it. It counts as a trainer of its role,
+  and is idle when nobody has asked it for a while. The pool may end it at any moment, and does so where a trainer of the role
+  lacks room: a session that waits for an answer asks another process.
 - The fork server holds no rows and no weights. It ends with the postmaster; its idle trainers end with it.
 """
 
@@ -32,6 +35,7 @@ LOOK_SECONDS = 5  # between two looks at the free memory while trainers are idle
 FREE_SHARE, FREE_BYTES = 0.1, 512 << 20  # of the memory that stays free: idle trainers end for it
 WHOLE = 1_000_000  # the parts of a device
 MOST_NAMES = 200  # of compiled models and of datasets in a message
+SHARED_BY = 4  # sessions that share a serving process before another one is forked
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,11 +58,18 @@ class Member:
     backend: int
     since: int
     keep_seconds: float | None
-    state: str = "leased"  # or "returning" (the lease has ended) or "idle"
+    state: str = "leased"  # or "returning" (the lease has ended) or "idle", or "serving" (several sessions)
     returning: float = 0.0  # when the state began (time.monotonic)
     most: int | None = None  # how many members its role may have, as of its last lease; None: any number
     device: dict[str, Any] | None = None  # {"name", "part", "most"}: millionths of its device's memory, see Pool.room
     held: dict[str, Any] = dataclasses.field(default_factory=dict)
+    serves: bool = False  # it is a serving process
+    came: int = 0  # sessions that have been handed to it, and of them those that have gone
+    left: int = 0
+
+    def makes_room(self, role: int | None) -> bool:
+        """True if it may end where a trainer of a role lacks room."""
+        return self.state in ("idle", "returning") or self.state == "serving" and self.about.get("role") == role
 
 
 @dataclasses.dataclass(eq=False)
@@ -166,12 +177,36 @@ class Pool:
         return max(0.01, min(waits)) if waits else None
 
     def surplus(self, role: int | None, most: int | None, coming: int = 0) -> list[Member]:
-        """The idle members that end so that a role (an OID) has at most `most` members, leased or idle, besides those that are
-        `coming`; None: any number."""
+        """The members that end so that a role (an OID) has at most `most` members, in whatever state, besides those that are
+        `coming`: idle ones, and then serving ones; None: any number."""
         if role is None or most is None:
             return []
-        own = sum(m.about.get("role") == role and m.key is not None for m in self.members.values())
-        return [m for m in self.idle() if m.about.get("role") == role][: max(0, own + coming - most)]
+        own = [m for m in self.members.values() if m.about.get("role") == role and m.key is not None]
+        ends = [m for m in self.idle() if m in own] + [m for m in own if m.state == "serving"]
+        return ends[: max(0, len(own) + coming - most)]
+
+    # --- serving processes ---
+
+    def serving(self, key: str | None) -> list[Member]:
+        """The serving processes with a key, those first that the fewest sessions share."""
+        found = [m for m in self.members.values() if m.serves and m.key is not None and m.key == key]
+        return sorted(found, key=lambda m: (m.came - m.left, m.since))
+
+    def needs_serving(self, key: str, serving: int, role: int | None, most: int | None) -> bool:
+        """True if a serving process is to be forked: those with the `key` have sessions enough, and neither they, at most
+        `serving`, nor the trainers of the `role`, at most `most` (None: any number), are too many."""
+        own = self.serving(key)
+        busy = sum(m.about.get("role") == role and m.state in ("leased", "serving") for m in self.members.values())
+        if len(own) >= serving or most is not None and busy >= most:
+            return False
+        return not own or own[0].came - own[0].left >= SHARED_BY
+
+    def hear(self, member: Member, told: dict[str, Any], since: int) -> None:
+        """A serving process tells: {"quiet": whether nobody asks, "left": sessions that have gone, "held"}."""
+        member.held, member.left = told["held"], told["left"]
+        state = "idle" if told["quiet"] else "serving"
+        if member.key is not None and member.state != state:
+            member.state, member.since = state, since
 
     def room(
         self, device: dict[str, Any] | None, own: Member | None = None, role: int | None = None
@@ -205,10 +240,12 @@ class Pool:
         for whose, most in ((True, device["most"]), (False, WHOLE)):
             counted = [m for m in others if m not in ends and (not whose or m.about.get("role") == role)]
             taken = sum(m.device["part"] for m in counted if m.device)
-            for member in sorted(counted, key=lambda m: (m.about.get("role") != role, m.state == "returning", m.since)):
+            states = ["returning", "serving"]  # (idle ones end first)
+            order = {m: states.index(m.state) + 1 if m.state in states else 0 for m in counted}
+            for member in sorted(counted, key=lambda m: (m.about.get("role") != role, order[m], m.since)):
                 if taken + part <= most:
                     break
-                if member.state != "leased" and member.device:
+                if member.makes_room(role) and member.device:
                     taken -= member.device["part"]
                     ends.append(member)
             if taken + part > most:
@@ -220,11 +257,11 @@ class Pool:
         return ends, None
 
     def of(self, roles: Collection[int] | None, databases: Collection[int] | None) -> list[Member]:
-        """The members of these roles and databases (OIDs; None: of all) that are idle or on the way back."""
+        """The members of these roles and databases (OIDs; None: of all) that are idle, serving or on the way back."""
         return [
             m
             for m in self.members.values()
-            if (m.state == "idle" or m.state == "returning" and m.key is not None)
+            if (m.state in ("idle", "serving") or m.state == "returning" and m.key is not None)
             and (roles is None or m.about.get("role") in roles)
             and (databases is None or m.about.get("database") in databases)
         ]

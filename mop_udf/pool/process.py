@@ -161,47 +161,14 @@ class Trainer:
         self.options, self._last_use = options, time.monotonic()
         # an answer is pending (Greenplum may interrupt Python between a request and its answer)
         self._answer_pending = False
-        self.lent: Any = None  # the model that the trainer predicts with
         self.has_run_code = False  # a user's: custom functions
         self.replaces: int | None = None  # process ID of the trainer that this session has given back for it
         self._home, self._check_interrupts, self._memory_mb = home, check_interrupts, options.get("memory_mb")
-        gpu, part_mb = options.get("gpu"), options.get("device_mb")
         # without a GPU, the part of the device is one of main memory, which this process watches
-        self._part_mb = part_mb if gpu is None else None
-        self._request = {
-            "environment": {
-                **child_process.environment(options["keras_backend"]),
-                "OMP_NUM_THREADS": str(options["threads"]),
-                "CUDA_VISIBLE_DEVICES": str(-1 if gpu is None else gpu),
-                **child_process.several_devices(options.get("devices") or 1),
-                **_divides(options),
-                **(child_process.part_of_gpu(options["device_part"], part_mb) if _has_part_of_gpu(options) else {}),
-            },
-            "arguments": [
-                options["threads"],
-                options["cache_mb"],
-                min((mb for mb in (options.get("memory_mb"), self._part_mb) if mb), default=0),
-                options.get("model_mb") or 0,
-            ],
-            "trainer_idle_ms": options["idle_ms"],
-            "idle_ms": options.get("fork_server_ms") or 0,
-            "module": "mop_udf.training.trainer",
-            "ray": [],
-        }
-        if ray := options.get("ray"):
+        self._part_mb = main_part_mb(options)
+        if options.get("ray"):
             self._memory_mb = self._part_mb = None  # the limit is the trainer's, not the relay's
-            self._request["module"] = "mop_udf.pool.relay"
-            self._request["ray"] = [ray["address"], ray["gpus"], ray["cpus"], ray["wait"]]
-        elif options.get("role") is not None and options.get("gpu") is None:
-            self._request["environment"].update(
-                compile_cache.environment(
-                    home,
-                    options["keras_backend"],
-                    options["role"],
-                    options["threads"],
-                    options.get("compile_cache_mb") or 0,
-                )
-            )
+        self._request = request_of(home, options)
         self._request.update(_for_pool(options, self._request, wants, fresh))
         self._begin(self._fork if self._request["idle_ms"] else None)
         self._child.listen(LISTEN_SECONDS)
@@ -297,8 +264,7 @@ class Trainer:
     def _watch(self) -> None:
         """Check the trainer's memory, and interrupts. Called at least every 0.1 s while waiting."""
         if self._memory_mb or self._part_mb:
-            with open(f"/proc/{self._child.pid}/statm") as file:
-                held = int(file.read().split()[1]) * PAGE_BYTES >> 20
+            held = memory_mb_of(self._child.pid)
             if self._memory_mb and held > self._memory_mb:
                 raise MemoryExceeded(
                     f"the trainer used {held} MB, more than pg_mop.trainer_memory_mb allows ({self._memory_mb} MB)"
@@ -324,11 +290,13 @@ class Trainer:
         """
         header, payloads = self._guard("receive", joined)
         self._answer_pending, self._last_use = header.get("last") is False, time.monotonic()
-        if header.get("ran_out"):
-            raise MemoryExceeded(header["error"], True)
-        if "error" in header:
-            raise TrainerError(header["error"], header["configuration"], header.get("datasets"))
+        check_answer(header)
         return header, payloads
+
+    def request(self, header: dict[str, Any], *payloads: Any) -> tuple[dict[str, Any], Any]:
+        """Send a frame and receive its answer."""
+        self.send(header, *payloads)
+        return self.receive()
 
     def give_back(self) -> None:
         """End the lease of a trainer that waits for a request: it returns to the pool, or ends if it has none."""
@@ -382,6 +350,69 @@ class Trainer:
             else f"ended with exit status {code}"
         )
         return f"the trainer process {self._child.pid} {how}{self._last_output and '; its last output: '}{self._last_output}"
+
+
+def check_answer(header: dict[str, Any]) -> None:
+    """Raises TrainerError for an answer that is an error."""
+    if header.get("ran_out"):
+        raise MemoryExceeded(header["error"], True)
+    if "error" in header:
+        raise TrainerError(header["error"], header["configuration"], header.get("datasets"))
+
+
+def memory_mb_of(pid: int | None) -> int:
+    """The memory that a process holds. Raises OSError where it has ended."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * PAGE_BYTES >> 20
+
+
+def main_part_mb(options: Mapping[str, Any]) -> int | None:
+    """The part of main memory that a trainer with these options takes at most."""
+    return options.get("device_mb") if options.get("gpu") is None else None
+
+
+def request_of(home: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The request for a trainer (fork_server_client.ask) without what concerns the pool; `home`, `options`: see Trainer."""
+    gpu, ray, part_mb = options.get("gpu"), options.get("ray"), options.get("device_mb")
+    environment = {
+        **child_process.environment(options["keras_backend"]),
+        "OMP_NUM_THREADS": str(options["threads"]),
+        "CUDA_VISIBLE_DEVICES": str(-1 if gpu is None else gpu),
+        **child_process.several_devices(options.get("devices") or 1),
+        **_divides(options),
+        **(child_process.part_of_gpu(options["device_part"], part_mb) if _has_part_of_gpu(options) else {}),
+    }
+    if not ray and options.get("role") is not None and gpu is None:
+        own_cache = options["role"], options["threads"], options.get("compile_cache_mb") or 0
+        environment.update(compile_cache.environment(home, options["keras_backend"], *own_cache))
+    limits_mb = (options.get("memory_mb"), main_part_mb(options))
+    return {
+        "environment": environment,
+        "arguments": [
+            options["threads"],
+            options["cache_mb"],
+            min((mb for mb in limits_mb if mb), default=0),
+            options.get("model_mb") or 0,
+        ],
+        "trainer_idle_ms": options["idle_ms"],
+        "idle_ms": options.get("fork_server_ms") or 0,
+        "module": "mop_udf.pool.relay" if ray else "mop_udf.training.trainer",
+        "ray": [ray["address"], ray["gpus"], ray["cpus"], ray["wait"]] if ray else [],
+    }
+
+
+def serving_request(home: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The request for a serving process (fork_server_client.serve) with a trainer's options; None where they rule it out."""
+    request = request_of(home, options)
+    request.update(_for_pool(options, request, None, False))
+    if not request["idle_ms"] or "key" not in request or request["ray"] or not options.get("serving_processes"):
+        return None
+    return {
+        **request,
+        "module": "mop_udf.training.serving",
+        "key": f"serving {request['key']}",
+        "serving": options["serving_processes"],
+    }
 
 
 def _divides(options: Mapping[str, Any]) -> dict[str, str]:

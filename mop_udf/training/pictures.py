@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +22,15 @@ class PictureError(ValueError):
     def __init__(self, message: str, file: bytes) -> None:
         super().__init__(message)
         self.md5 = hashlib.md5(file, usedforsecurity=False).hexdigest()
+
+
+def answer(header: dict[str, Any], payloads: Sequence[Any]) -> tuple[dict[str, Any], Sequence[Any]]:
+    """The answer to a request `pictures` {lengths, shape}, files: the pictures, or what is wrong with one of them."""
+    try:
+        made = decode(bytes(payloads[0]), header["lengths"], header["shape"])
+    except PictureError as error:
+        return {"broken": str(error), "md5": error.md5}, ()
+    return {}, [made.reshape(-1)]
 
 
 def decode(data: bytes, lengths: list[int], shape: list[int]) -> np.ndarray:

@@ -58,8 +58,8 @@ def _do_without_tensorflow():
 
 
 def import_own():
-    """Import the modules of this package that a trainer needs."""
-    from mop_udf.training import trainer_server  # noqa: F401
+    """Import the modules of this package that a trainer, or a serving process, needs."""
+    from mop_udf.training import serving, trainer_server  # noqa: F401
 
 
 def live(backend, life, since, idle_ms, threads, cache_mb, memory_mb, model_mb, control=None):
@@ -96,6 +96,17 @@ def live(backend, life, since, idle_ms, threads, cache_mb, memory_mb, model_mb, 
         pass
     # without clean-up: nothing needs it, and TensorFlow's takes time
     os._exit(0)
+
+
+def serve(control, quiet_ms, *arguments):
+    """Run as a serving process (serving.py), with the other arguments of `live`; `control`: the socket to the pool."""
+    prefer_oom_kill()
+    import faulthandler
+
+    faulthandler.enable()
+    from mop_udf.training import serving
+
+    serving.live(control, quiet_ms, *arguments)
 
 
 if __name__ == "__main__":

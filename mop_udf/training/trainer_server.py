@@ -11,7 +11,7 @@ Each request is one frame and is answered by one frame, unless the table says ot
     save numbers                           -> the states of models of the last unit in parts, the last part marked
     score number, sums                     -> loss and metrics of a model of the last evaluation, from sums over rows
     model {...}, weights                   -> the output shapes of a model that predicts from now on
-    predict rows                           -> one array per output
+    predict rows                           -> one array per output; with a digest, of the model that it names (predictors.py)
     export                                 -> that model as a .keras file
     import file                            -> the architecture and weights of a .keras file
     layer_shape {...}, pickles             -> the output shape of a custom layer, or why it takes no such inputs
@@ -31,14 +31,13 @@ import keras
 import numpy as np
 
 from mop_udf import data, state
-from mop_udf.errors import first_line
 from mop_udf.kernels import batch_size, device
-from mop_udf.kernels.forward import Forward
 from mop_udf.kernels.framework import framework
 from mop_udf.pool import pool
 from mop_udf.pool.channel import PART_BYTES, Channel
 from mop_udf.training import chain, custom_layers, evaluation, model_cache, models, prefixes, sizes, super_net
 from mop_udf.training.losses import load_functions
+from mop_udf.training.predictors import Predictor, Predictors, arrays_of, failure, outputs_frame
 from mop_udf.training.unit_rows import UnitRows
 from mop_udf.training.unit_training import UnitTraining, replica_states
 from mop_udf.unit_spec import TrainerUnit, UnitRequest, steps_of
@@ -79,8 +78,8 @@ class TrainerServer:
         """Keep nothing but what is named by its content."""
         self.trained: list[Any] = []  # the states of the last unit's models, for `save`: lists of buffers
         self.evaluated: list[Any] = []  # the CompiledModels of the last evaluation
-        self.predictor: Forward | None = None  # the Forward of the model that predicts
-        self.described: str | None = None  # the architecture of that model, as JSON
+        self.predictor: Predictor | None = None  # the model that predicts
+        self.predictors = Predictors(self.memory_mb)  # the models that requests name by their digest
 
     def serve(
         self,
@@ -231,24 +230,22 @@ class TrainerServer:
             weights, *pickles = payloads
             if pickles:  # custom layers and models
                 self.may_be_leased_again = False
-            objects = dict(zip(header.get("objects", []), pickles, strict=True))
-            custom = custom_layers.register(objects, load_functions(objects))
-            model = models.build(models.normalise(header["architecture"], custom=custom), 0)
-            model.set_weights(state.weights_from_bytes(weights, [w.shape for w in model.weights]))
-            self.predictor, self.described = Forward(model), header["architecture"]
-            self.channel.send({"outputs": models.output_shapes(model)})
+            self.predictor = Predictor(header, weights, pickles)
+            self.channel.send({"outputs": self.predictor.outputs})
         except Exception as error:
             self._refuse(error)
 
     def on_predict(self, header: Header, payloads: Payloads) -> None:
+        if "digest" in header:
+            if header.get("objects"):
+                self.may_be_leased_again = False
+            ((answer, outputs),) = self.predictors.answers([(header, payloads)])
+            self.channel.send(answer, *outputs)
+            return
         try:
-            x = [np.frombuffer(p, "<f4").reshape(s) for p, s in zip(payloads, header["shapes"])]
             assert self.predictor is not None
-            outputs = self.predictor.predict(x)
-            self.channel.send(
-                {"shapes": [list(o.shape) for o in outputs]},
-                *(np.ascontiguousarray(o).reshape(-1).view(np.uint8) for o in outputs),
-            )
+            answer, outputs = outputs_frame(self.predictor.forward.predict(arrays_of(header, payloads)))
+            self.channel.send(answer, *outputs)
         except Exception as error:
             self._refuse(error)
 
@@ -256,11 +253,12 @@ class TrainerServer:
         try:
             from mop_udf.training import keras_file, raw_model
 
-            assert self.predictor is not None and self.described is not None
+            assert self.predictor is not None
+            model = self.predictor.forward.model
             if "raw" in header:
-                file = keras_file.written(raw_model.build(self.predictor.model, **header["raw"]))
+                file = keras_file.written(raw_model.build(model, **header["raw"]))
             else:
-                file = keras_file.save(self.predictor.model, models.normalise(self.described))
+                file = keras_file.save(model, models.normalise(self.predictor.architecture))
             self.channel.send({}, file)
         except Exception as error:
             self._refuse(error)
@@ -279,12 +277,8 @@ class TrainerServer:
         try:
             from mop_udf.training import pictures
 
-            try:
-                made = pictures.decode(bytes(payloads[0]), header["lengths"], header["shape"])
-            except pictures.PictureError as error:
-                self.channel.send({"broken": str(error), "md5": error.md5})
-            else:
-                self.channel.send({}, made.reshape(-1))
+            answer, made = pictures.answer(header, payloads)
+            self.channel.send(answer, *made)
         except Exception as error:
             self._refuse(error)
 
@@ -317,18 +311,4 @@ class TrainerServer:
             self._refuse(error)
 
     def _refuse(self, error: Exception, **more: Any) -> None:
-        text = (
-            str(error)
-            if isinstance(error, models.ConfigurationError)
-            else f"{type(error).__name__}: {first_line(error)}"
-        )
-        ran_out = {"ran_out": True} if framework.ran_out(error) else {}
-        self.channel.send({"error": text, "configuration": self._blames_configuration(error), **ran_out, **more})
-
-    def _blames_configuration(self, error: Exception) -> bool:
-        """True where the configuration is to blame: for all errors that Keras and TensorFlow raise as they work.
-
-        A lack of memory is the configuration's fault only where this process has a limit: without a limit, other
-        processes may use the memory up.
-        """
-        return not isinstance(error, OSError if self.memory_mb else (MemoryError, OSError))
+        self.channel.send({**failure(error, self.memory_mb), **more})

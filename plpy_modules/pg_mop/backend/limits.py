@@ -58,6 +58,7 @@ class Limits:
             ("devices", 1),
             ("divided_by", 1),
             ("virtual_mb", 1),
+            ("serving_processes", 0),
         ):
             value = options.get(name)
             if value is None and name in (
@@ -73,6 +74,7 @@ class Limits:
                 "devices",
                 "divided_by",
                 "virtual_mb",
+                "serving_processes",
             ):
                 continue
             if type(value) is not int or not least <= value < 1 << 31:

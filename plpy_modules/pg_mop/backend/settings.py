@@ -283,6 +283,7 @@ KNOWN: dict[str, tuple[Parser, str | None]] = {
     "keras_backend": (_choice(*BACKENDS), "tensorflow"),
     "session_idle_timeout": (_milliseconds, "5min"),
     "fork_server_idle_timeout": (_milliseconds, "8h"),
+    "serving_processes": (_integer(0, 1000), "2"),
     "lock_timeout": (_milliseconds, "10s"),
     "same_start": (_switch, "on"),
     "sharing": (_switch, "on"),

@@ -84,7 +84,7 @@ class Image(Column):
         return value
 
     def decoded_by(self, trainer: Any) -> None:
-        """Have `trainer` decode from now on."""
+        """Have `trainer`, a Trainer or a KerasNet, decode from now on."""
         self._trainer = trainer
 
     def encode(self, values: list[Any]) -> numpy.ndarray:
@@ -98,10 +98,9 @@ class Image(Column):
             while end < len(files) and size + len(files[end]) <= MOST_BYTES:
                 size, end = size + len(files[end]), end + 1
             own = files[start:end]
-            self._trainer.send(
+            header, payloads = self._trainer.request(
                 {"op": "pictures", "lengths": [len(file) for file in own], "shape": self.shape}, b"".join(own)
             )
-            header, payloads = self._trainer.receive()
             if "broken" in header:
                 raise MopError(
                     f'column "{self.name}" has a value that is no PNG or JPEG image',

@@ -91,7 +91,10 @@ class Model:
         header = {"op": "model", "architecture": self.architecture_text, "objects": list(self.objects)}
         trainer.send(header, weights, *self.objects.values())
         del weights
-        shapes = trainer.receive()[0]["outputs"]
+        self.take_outputs(trainer.receive()[0]["outputs"])
+
+    def take_outputs(self, shapes: Sequence[Any]) -> None:
+        """Complete `outputs` and `steps` by the shapes that Keras gives. Raises MopError as `lend`."""
         for shape in shapes:
             if not architecture_shapes.is_known(shape):
                 raise MopError(f"{self.what} cannot be used: {architecture_shapes.NO_SHAPE} {shape}")
@@ -100,7 +103,6 @@ class Model:
         self.outputs = [shape[-1] for shape in shapes]
         self.steps = [shape[:-1] for shape in shapes]
         self.check_classes()
-        trainer.lent = self
 
     def check_without_code(self, place: str) -> None:
         """Raises MopError where the model has custom classes: their code is not sent to another `place`."""

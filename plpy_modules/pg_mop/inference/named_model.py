@@ -7,14 +7,14 @@ version is in use; a partial unique index holds that. A session keeps the models
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from mop_udf.pool.process import Trainer
 from pg_mop.backend import foreign_code, weights
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
@@ -73,6 +73,7 @@ KEPT = 8  # models that a session keeps
 MOST_NET_BYTES = 16 << 20  # of the weights of a net that a session computes itself, and keeps
 # of a row: a class with its probability and those of all classes (JSON), or a number
 Answer = tuple[str | None, float | None, str | None]
+Computer = Callable[[Sequence[Any]], "list[np.ndarray]"]  # inputs [rows, ...] -> outputs: a forward.Net, or a KerasNet
 _kept: dict[tuple[int, int | None], NamedModel] = {}
 
 
@@ -84,6 +85,7 @@ class NamedModel(RowInputs, Model):
     code: CustomCode | None  # that its architecture needs
     place_query: str  # SQL: where the row of the version in use is, or of the version that was asked for
     told: set[str]  # columns of whose unseen values the session has been told
+    _digest: str | None = None
     _net: forward.Net | None = None  # once it has answered in this process
     _is_foreign = False  # True once it is known that a trainer must compute the net
 
@@ -163,18 +165,22 @@ class NamedModel(RowInputs, Model):
         """The target's column."""
         return self.transform.outputs[0]
 
-    def lent_to(self, db: Database, trainer: Trainer) -> None:
-        """Have the trainer hold this model, unless it does."""
-        for column in self.inputs:
-            if column.needs_trainer:
-                column.decoded_by(trainer)
-        if trainer.lent is not self:
-            self.lend(trainer, db)
-            if any(self.steps):
-                raise MopError(
-                    f'model "{self.name}" has an output of several steps, which a named model cannot answer with',
-                    hint=f"Predict with the model table: SELECT {db.extension}.madlib_keras_predict(...);",
-                )
+    def check_steps(self, db: Database) -> None:
+        """Raises MopError where Keras has given an output of several steps."""
+        if any(self.steps):
+            raise MopError(
+                f'model "{self.name}" has an output of several steps, which a named model cannot answer with',
+                hint=f"Predict with the model table: SELECT {db.extension}.madlib_keras_predict(...);",
+            )
+
+    def digest(self, db: Database) -> str:
+        """A digest of all that decides the net's outputs: its architecture, code and weights."""
+        if self._digest is None:
+            made = hashlib.sha256(json.dumps([self.architecture_text, *self.objects]).encode())
+            for part in (*self.objects.values(), *self.source.pieces(db)):
+                made.update(hashlib.sha256(part).digest())
+            self._digest = made.hexdigest()
+        return self._digest
 
     def net(self, db: Database) -> forward.Net | None:
         """The net for this process; None where a trainer must compute it: it has other layers, code, or many weights, or its
@@ -259,26 +265,15 @@ class NamedModel(RowInputs, Model):
                         unseen.setdefault(name, values_of_name)
         return arrays
 
-    def outputs_of(self, computer: Trainer | forward.Net, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The net's outputs [rows, units] in the target's terms: probabilities of classes, or numbers. `computer`: the model's
-        own `net`, or a trainer that holds the model."""
-        if isinstance(computer, forward.Net):
-            (numbers,) = computer(arrays)
-        else:
-            computer.send(
-                {"op": "predict", "shapes": [list(a.shape) for a in arrays]},
-                *(np.ascontiguousarray(a, "<f4").reshape(-1).view(np.uint8) for a in arrays),
-            )
-            _, payloads = computer.receive()
-            numbers = np.frombuffer(payloads[0], "<f4").reshape(len(arrays[0]), -1)
-        numbers = numbers.astype("f8")
+    def outputs_of(self, computer: Computer, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The net's outputs [rows, units] in the target's terms: probabilities of classes, or numbers. `computer`: of this
+        model."""
+        (numbers,) = computer(arrays)
         with _reading(self.what):
-            _, decoded = self.output.decode(numbers)
+            _, decoded = self.output.decode(numbers.astype("f8"))
         return decoded
 
-    def answers(
-        self, computer: Trainer | forward.Net, rows: Sequence[Any], unseen: dict[str, list[str]]
-    ) -> list[Answer]:
+    def answers(self, computer: Computer, rows: Sequence[Any], unseen: dict[str, list[str]]) -> list[Answer]:
         """The answers for rows with wires w0, w1, ...; `computer`, `unseen`: as for `outputs_of` and `encode`."""
         return answers(self, self.outputs_of(computer, self.encode(rows, unseen)))
 

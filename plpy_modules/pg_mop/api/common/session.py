@@ -21,8 +21,7 @@ from pg_mop.backend.limits import Limits
 from pg_mop.backend.quoting import quote_identifier
 
 if TYPE_CHECKING:
-    from pg_mop.inference import forward
-    from pg_mop.inference.named_model import NamedModel
+    from pg_mop.inference.named_model import Computer, NamedModel
 
 # Milliseconds that a session keeps an idle trainer. Calls give theirs back at their end; the functions that a query may
 # call for each row keep it for the next row.
@@ -97,18 +96,21 @@ class trainer_of:
 
 
 @contextlib.contextmanager
-def computer_of(
-    db: Database, session: Session, model: NamedModel, check_names: bool = True
-) -> Iterator[Trainer | forward.Net]:
-    """Context manager: what computes a named model: its own net where that is possible in this process, else the session's
-    trainer, which holds the model. `check_names`: as of settings.load."""
+def computer_of(db: Database, session: Session, model: NamedModel, check_names: bool = True) -> Iterator[Computer]:
+    """Context manager: what computes a named model: its own net where that is possible in this process, else Keras in another
+    one. `check_names`: as of settings.load."""
     net = model.net(db)
     if net is not None:
         yield net
         return
-    with trainer_of(session, trainer_options(db, False, check_names)) as trainer:
-        model.lent_to(db, trainer)
-        yield trainer
+    from pg_mop.inference.keras_net import KerasNet
+
+    options = trainer_options(db, False, check_names)
+    try:
+        with contextlib.ExitStack() as stack:
+            yield KerasNet(db, session, model, options, lambda: stack.enter_context(trainer_of(session, options)))
+    except (TrainerError, TrainerLost) as error:  # of a serving process
+        raise MopError(str(error), sqlstate="22000") from None
 
 
 def trainer_options(db: Database, use_gpus: bool | None, check_names: bool = True) -> dict[str, Any]:
@@ -140,4 +142,5 @@ def options_of_trainer(options: Mapping[str, Any], cores: int, gpu: int | None) 
         "keep_ms": options["session_idle_timeout"],
         "fork_server_ms": options["fork_server_idle_timeout"],
         "compile_cache_mb": options["compile_cache_mb"],
+        "serving_processes": options["serving_processes"],
     }

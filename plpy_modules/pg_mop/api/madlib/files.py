@@ -51,7 +51,8 @@ def _exported(db: Database, session: Session, model_table: str | None, mst_key: 
         request["raw"] = named.to_keras()
     with trainer_of(session, trainer_options(db, False)) as trainer:
         if "raw" in request:
-            named.lent_to(db, trainer)
+            named.lend(trainer, db)
+            named.check_steps(db)
         else:
             model = StoredModel(db, model_table, mst_key)
             model.check_without_code("a .keras file")

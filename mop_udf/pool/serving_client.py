@@ -1,0 +1,92 @@
+"""The backend's side of the serving processes, which the sessions of a role share (mop_udf/training/serving.py).
+
+Standard library only: backends import this module.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mop_udf.pool import fork_server_client
+from mop_udf.pool.channel import Channel, ChannelClosed
+from mop_udf.pool.process import check_answer, main_part_mb, memory_mb_of, serving_request
+
+TRIES = 3  # of a request: at an old connection, whose process may have ended at rest; at a new one; and once more
+
+
+class NotServed(Exception):
+    """No serving process answers: the session leases a trainer of its own."""
+
+
+class Served:
+    """This session's connection to a serving process, which is made when a request needs it.
+
+    The pool may end the process at any moment. A request changes nothing, so it is sent again, to another process.
+    """
+
+    def __init__(self, home: str, check_interrupts: Callable[[], object]) -> None:
+        self._home, self._check_interrupts = home, check_interrupts
+        self._options: Mapping[str, Any] | None = None  # of the process that it is connected to
+        self._socket: socket.socket | None = None
+        self._file: int | None = None  # a pidfd
+        self.pid: int | None = None
+
+    def request(self, options: Mapping[str, Any], header: dict[str, Any], *payloads: Any) -> tuple[dict[str, Any], Any]:
+        """The answer of a process with these options, of the role that they name: (header, payloads).
+
+        Raises NotServed, and TrainerError for an answer that is an error. An interruption ends the connection: the answer would
+        be taken for the next one.
+        """
+        for _ in range(TRIES):
+            try:
+                channel = self._connected(options)
+                channel.send(header, *payloads)
+                answer, found = channel.receive()
+            except (ChannelClosed, OSError, ValueError):
+                self.close()
+                continue
+            except BaseException:
+                self.close()
+                raise
+            check_answer(answer)
+            return answer, found
+        raise NotServed
+
+    def _connected(self, options: Mapping[str, Any]) -> Channel:
+        if self._socket is None or self._options != options:
+            self.close()
+            self._connect(options)
+        assert self._socket is not None
+        number = self._socket.fileno()
+        return Channel(number, number, self._watch)
+
+    def _connect(self, options: Mapping[str, Any]) -> None:
+        request = serving_request(self._home, options)
+        if request is None:
+            raise NotServed
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self.pid = fork_server_client.serve(self._home, request, theirs.fileno(), self._check_interrupts)
+        if self.pid is None:
+            raise NotServed
+        self._options, self._file = options, os.pidfd_open(self.pid)
+
+    def _watch(self) -> None:
+        """End a process that holds too much memory, and check interrupts. Called at least every 0.1 s while waiting."""
+        assert self._options is not None and self._file is not None
+        limits = [mb for mb in (self._options.get("memory_mb"), main_part_mb(self._options)) if mb]
+        if limits and memory_mb_of(self.pid) > min(limits):
+            signal.pidfd_send_signal(self._file, signal.SIGKILL)
+        self._check_interrupts()
+
+    def close(self) -> None:
+        """End the connection. The process drops a request that it has not begun."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._file is not None:
+            os.close(self._file)
+        self._socket = self._file = self._options = self.pid = None
