@@ -171,7 +171,7 @@ def test_a_call_does_not_lack_the_trainer_that_its_own_session_keeps(db):
     train = "SELECT madlib.mop_train('houses', %s, 'price', max_trials => 1, baselines => FALSE, layers => 'linear')"
     try:
         ana = db.another("ana")
-        ana.run("SET pg_mop.threads = 1; SET pg_mop.sessions = 1")
+        ana.run("SET pg_mop.threads = 1; SET pg_mop.sessions = 1; SET pg_mop.serving_processes = 0")
         ana.run(train, ["first"])
         ana.run("SELECT madlib.mop_predict('first', h) FROM houses h LIMIT 1")
         assert [row["session_pid"] for row in leased(db)] == [ana.connection.info.backend_pid]

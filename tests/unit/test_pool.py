@@ -3,6 +3,7 @@
 from mop_udf.pool.pool import (
     LATE_LOOK_SECONDS,
     RETURN_SECONDS,
+    SHARED_BY,
     WAIT_SECONDS,
     Member,
     Pool,
@@ -239,3 +240,57 @@ def test_an_idle_trainer_of_the_role_without_a_part_of_the_gpu_ends_first():
     assert pids(pool.room(wanted(100), role=7)[0]) == [1]
     assert pids(pool.room(wanted(850), role=7)[0]) == [1, 6]
     assert pool.room(wanted(100, name="this machine"), role=7) == ([], None)
+
+
+def serving(pool, pid, came=0, left=0, state="serving", key="s", **about):
+    made = member(pool, pid, key, state, **about)
+    made.serves, made.came, made.left = True, came, left
+    return made
+
+
+def test_another_serving_process_is_forked_when_each_has_sessions_enough():
+    pool = Pool()
+    assert pool.needs_serving("s", 1, 7, None) and not pool.needs_serving("s", 0, 7, None)
+    first = serving(pool, 1, came=SHARED_BY - 1, role=7)
+    assert not pool.needs_serving("s", 2, 7, None)
+    first.came += 1
+    assert pool.needs_serving("s", 2, 7, None) and not pool.needs_serving("s", 1, 7, None)
+    serving(pool, 2, came=9, left=9, role=7)
+    assert pids(pool.serving("s")) == [2, 1] and not pool.needs_serving("s", 3, 7, None)
+    assert pool.needs_serving("other key", 2, 7, None)
+    serving(pool, 3, key=None, state="returning")
+    assert pids(pool.serving("s")) == [2, 1] and pool.serving(None) == []
+
+
+def test_a_serving_process_is_forked_within_the_limit_of_its_role_alone():
+    pool = Pool()
+    member(pool, 1, state="leased", role=7)
+    member(pool, 2, role=7)
+    assert pool.needs_serving("s", 2, 7, 2) and not pool.needs_serving("s", 2, 7, 1)
+    assert pool.needs_serving("s", 2, 8, 1)
+    serving(pool, 3, came=SHARED_BY, role=7)
+    assert not pool.needs_serving("s", 2, 7, 2) and pool.needs_serving("s", 2, 7, 3)
+
+
+def test_a_serving_process_makes_room_for_a_trainer_of_its_role_after_idle_ones():
+    pool = Pool()
+    part(pool, 1, 300, "serving", since=0, role=7)
+    part(pool, 2, 300, since=9, role=7)
+    part(pool, 3, 300, "serving", role=8)
+    assert pids(pool.surplus(7, 2, 1)) == [2] and pids(pool.surplus(7, 1, 1)) == [2, 1]
+    assert pids(pool.room(wanted(300), role=7)[0]) == [2] and pids(pool.room(wanted(600), role=7)[0]) == [2, 1]
+    assert pool.room(wanted(800), role=7)[1] is not None, "that of another role keeps its part"
+    assert pids(pool.of([7], None)) == [1, 2]
+
+
+def test_a_serving_process_at_rest_is_idle():
+    pool, told = Pool(), {"quiet": True, "left": 2, "held": {"nets": ["n"]}}
+    one = serving(pool, 1, came=5, keep=60)
+    pool.hear(one, told, 7)
+    assert (one.state, one.since, one.left, one.held) == ("idle", 7, 2, {"nets": ["n"]})
+    assert pool.idle() == [one] and pids(pool.to_end(0, 60_000_007)) == [1]
+    pool.hear(one, {**told, "quiet": False}, 9)
+    assert (one.state, one.since) == ("serving", 9) and pool.to_end(0, 90_000_000) == []
+    one.key, one.state = None, "returning"  # it is being killed
+    pool.hear(one, told, 10)
+    assert one.state == "returning"
