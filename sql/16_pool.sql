@@ -11,7 +11,7 @@ from pg_mop.api.runs import trainers
 return trainers.mop_pool(plpy)
 $$;
 
--- Trainers: leased to a session, or idle. An idle trainer keeps compiled models ("nets") and rows for the next session of
+-- Trainers: leased to a session, serving several, or idle. An idle trainer keeps compiled models ("nets") and rows for the next session of
 -- the same role and database (as of the end of its last lease).
 CREATE VIEW @extschema@.mop_trainers WITH (security_barrier) AS
 SELECT coalesce(a.rolname, 'unknown (' || p.role || ')')::name AS role, d.datname AS database, p.pid, p.state,
@@ -19,7 +19,7 @@ SELECT coalesce(a.rolname, 'unknown (' || p.role || ')')::name AS role, d.datnam
 FROM @extschema@.mop_pool() AS p LEFT JOIN pg_catalog.pg_roles a ON a.oid = p.role
 LEFT JOIN pg_catalog.pg_database d ON d.oid = p.database;
 
--- Users end idle trainers with this, to free their memory: those of the roles that the caller may act as, or all for
+-- Users end idle trainers and serving processes with this, to free their memory: those of the roles that the caller may act as, or all for
 -- superusers. Returns their number.
 CREATE FUNCTION @extschema@.mop_end_trainers() RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
 #python

@@ -72,6 +72,13 @@ def test_a_named_model_with_code_answers_as_its_model_table(db, mst_key, name):
     assert f"has the custom class {name}: a .keras file" in str(db.error("SELECT madlib.mop_export_model('clever', 1)"))
 
 
+def test_code_runs_in_no_process_that_sessions_share(db):
+    db.run("SELECT madlib.mop_end_trainers()")
+    predicted(db)
+    states = {row["state"] for row in db.run("SELECT state FROM madlib.mop_trainers WHERE role = current_user")}
+    assert "leased" in states and "serving" not in states
+
+
 def test_a_role_that_may_read_the_model_predicts(db):
     db.run("SELECT madlib.mop_share('clever', 'code_reader')")
     reader = db.another("code_reader")

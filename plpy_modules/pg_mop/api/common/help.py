@@ -471,7 +471,8 @@ OF_RUNS = {
     "mop_add_server": "Lets a server join a running run: segments are copied there while units go on, then it trains on them "
     "(docs/postgres_fdw.md).",
     "mop_set_priority": "Changes the priority of a running run (docs/administration.md).",
-    "mop_end_trainers": "Ends the idle trainers of the caller's roles, to free their memory; returns their number.",
+    "mop_end_trainers": "Ends the idle trainers and the serving processes of the caller's roles, to free their memory; returns "
+    "their number.",
     "mop_share_training": "Shares what the role's runs train from now on with the members of a group that have said the same, "
     "where both may read all rows of the packed tables; NULL ends that (docs/search.md, Roles that share).",
     "mop_drop_run": "Deletes a run: its log and its model states.",

@@ -57,7 +57,8 @@ def _pool(db: Database) -> list[tuple[Any, ...]]:
 
 @sql_function
 def mop_end_trainers(db: Database) -> int:
-    """End the idle trainers of the roles that the caller may act as, on Greenplum's hosts, too. Returns their number."""
+    """End the idle trainers and the serving processes of the roles that the caller may act as, on Greenplum's hosts, too.
+    Returns their number."""
     ended = _end(db) + sum(sum(there) for there in on_hosts(db, "mop_at_end_trainers()"))
     db.note_act("end trainers", {"trainers": ended})
     return ended
