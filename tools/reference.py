@@ -52,8 +52,8 @@ VIEWS = {
     "mop_abandoned_runs": "Runs that hold disk space although no session works on them, with the commands that resume "
     "or drop them.",
     "mop_jobs": "The jobs of `mop_submit`, which run without their client: status, runs, messages, error.",
-    "mop_trainers": "The trainers in the pool: who leases each, or that it serves, since when, and the memory, nets and rows of "
-    "each.",
+    "mop_trainers": "The trainers in the pool: who leases each, or that it serves, since when, and the memory, nets and rows "
+    "of each.",
     "mop_my_limits": "The limits of the caller's role: sessions, threads, MB of a trainer and of a model, and of a run, by "
     "estimate, seconds and MB of states; `share` of the cores, `device_share` of a device's memory. NULL: no limit.",
     "mop_models": "The versions of all named models that the role may read (docs/tables.md).",

@@ -195,6 +195,10 @@ class ForkServer:
     def _serve_for(self, request: Request, files: list[int], connection: socket.socket) -> None:
         """Hand a session's socket to a serving process, or fork one for it. Without one, the session leases a trainer."""
         key, role, most = request["key"], request["about"]["role"], request.get("most")
+        for member in self._pool.serving(key):
+            # (a session hears of the end before this process does)
+            if member.pid == request.get("lost") and select.select([member.file], [], [], ANSWER_SECONDS)[0]:
+                self._ended(member.file)
         if self._pool.needs_serving(key, request["serving"], role, most):
             ends, full = self._pool.room(request.get("device"), None, role)
             if full is None and all(member.state != "serving" for member in ends):

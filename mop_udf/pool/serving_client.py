@@ -34,6 +34,7 @@ class Served:
         self._socket: socket.socket | None = None
         self._file: int | None = None  # a pidfd
         self.pid: int | None = None
+        self._lost: int | None = None  # the process that has ended the connection, if that was the last one
 
     def request(self, options: Mapping[str, Any], header: dict[str, Any], *payloads: Any) -> tuple[dict[str, Any], Any]:
         """The answer of a process with these options, of the role that they name: (header, payloads).
@@ -47,6 +48,7 @@ class Served:
                 channel.send(header, *payloads)
                 answer, found = channel.receive()
             except (ChannelClosed, OSError, ValueError):
+                self._lost = self.pid
                 self.close()
                 continue
             except BaseException:
@@ -68,6 +70,7 @@ class Served:
         request = serving_request(self._home, options)
         if request is None:
             raise NotServed
+        request["lost"], self._lost = self._lost, None
         self._socket, theirs = socket.socketpair()
         with theirs:
             self.pid = fork_server_client.serve(self._home, request, theirs.fileno(), self._check_interrupts)
