@@ -405,15 +405,15 @@ class RowReader:
 
     def chunks(self, extra: Sequence[str] = ()) -> Iterator[list[Any]]:
         """Chunks of rows."""
-        if self.is_query:  # its names are looked up by the caller's search_path; a cursor keeps its plan
-            with self.db.caller_path():
-                cursor = self.db.plpy.cursor(self.sql(extra))
-        else:
+        # functions of a query look up names by the caller's search_path, as its own names are
+        path = self.db.caller_path if self.is_query else nullcontext
+        with path():
             cursor = self.db.plpy.cursor(self.sql(extra))
         try:
             while True:
                 self.db.check_cancel()
-                rows = list(cursor.fetch(self.model.chunk_rows))
+                with path():
+                    rows = list(cursor.fetch(self.model.chunk_rows))
                 if not rows:
                     return
                 yield rows
