@@ -200,6 +200,15 @@ from pg_mop.api.tables import answers
 return answers.mop_predict(plpy, *args[:2])
 $$;
 
+-- The Python client predicts for few rows with this: it writes nothing. `type`: of the predictions.
+CREATE FUNCTION @extschema@.mop_predict_few(model text, source text, version double precision)
+RETURNS TABLE(prediction text, probability double precision, probabilities jsonb, type text)
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api.tables import source_answers
+return source_answers.mop_predict_few(plpy, *args)
+$$;
+
 -- Users write the answers for a table, view or query into a new table with this; it returns the number of rows.
 CREATE FUNCTION @extschema@.mop_predict_into(
     model text,

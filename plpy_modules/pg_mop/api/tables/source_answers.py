@@ -52,6 +52,16 @@ def mop_predict_rows(db: Database, session: Session, opened: int) -> list[Row]:
     return rows
 
 
+@with_trainer
+def mop_predict_few(
+    db: Database, session: Session, model: str | None, source: str | None, version: int | None
+) -> list[Row]:
+    """The answers for all rows of a source, in its order, each with the SQL type of the predictions."""
+    named = NamedModel.find(db, model, version)
+    parts = _parts(db, session, named, RowReader(db, source, named), [])
+    return [(*answer, named.prediction_type) for part in parts for _, *answer in part]
+
+
 def _parts(
     db: Database, session: Session, named: NamedModel, reader: RowReader, names: list[str]
 ) -> Iterator[list[Row]]:
