@@ -37,7 +37,8 @@ CREATE FUNCTION @extschema@.mop_list_models() RETURNS TABLE(
     created timestamptz,
     owner text,
     bytes bigint,
-    description text
+    description text,
+    computed_by text
 ) LANGUAGE plpython3u STABLE AS $$
 #python
 from pg_mop.api.tables import named_models

@@ -419,6 +419,7 @@ def daily(shop):
 
 
 def test_bad_values_and_versions_are_named(daily):
+    assert daily.value("SELECT computed_by FROM mop_models WHERE name = 'daily_model'") == "backend"
     for value, fragment in (
         ("'soon'::text AS day", 'column "day" has "soon"'),
         ("'x'::text AS n", 'column "n" has "x"'),
@@ -577,6 +578,7 @@ def test_series_of_various_lengths_are_padded_and_masked(shop):
         "'categorical_crossentropy', optimizer='Adam(lr=0.02)', metrics=['accuracy']$$, 'batch_size=16', 12)"
     )
     shop.run("SELECT mop_deploy('readings_model', 'readings_fitted')")
+    assert shop.value("SELECT computed_by FROM mop_models WHERE name = 'readings_model'").startswith("trainer: layer ")
     table = {
         r["kept"]["id"]: r
         for r in shop.run("SELECT * FROM mop_predict('readings_model', source => 'readings', keep => 'id')")

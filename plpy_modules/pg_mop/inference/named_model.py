@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -70,7 +70,6 @@ IS_SAFE = (
 MOST_ELEMENTS = 1 << 26  # of a row of an input
 NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # the character U+0000 in JSON
 KEPT = 8  # models that a session keeps
-MOST_NET_BYTES = 16 << 20  # of the weights of a net that a session computes itself, and keeps
 # of a row: a class with its probability and those of all classes (JSON), or a number
 Answer = tuple[str | None, float | None, str | None]
 _kept: dict[tuple[int, int | None], NamedModel] = {}
@@ -85,7 +84,7 @@ class NamedModel(RowInputs, Model):
     place_query: str  # SQL: where the row of the version in use is, or of the version that was asked for
     told: set[str]  # columns of whose unseen values the session has been told
     _net: forward.Net | None = None  # once it has answered in this process
-    _is_foreign = False  # True once it is known that a trainer must compute the net
+    _needs_trainer = False  # True once it is known that a trainer must compute the net
 
     @classmethod
     def find(cls, db: Database, name: str | None, version: int | None = None) -> NamedModel:
@@ -179,21 +178,13 @@ class NamedModel(RowInputs, Model):
     def net(self, db: Database) -> forward.Net | None:
         """The net for this process; None where a trainer must compute it: it has other layers, code, or many weights, or its
         columns need a trainer."""
-        if self._net is None and not self._is_foreign:
-            try:
-                if self.code is not None or self.source.reference is not None:
-                    raise forward.Unsupported("custom code, or weights in parts")
-                if any(column.needs_trainer for column in self.inputs):
-                    raise forward.Unsupported("columns that a trainer decodes")
-                if db.value(f"SELECT octet_length(w) FROM ({self.source.sql}) AS model(w)") > MOST_NET_BYTES:
-                    raise forward.Unsupported("many weights")
+        if self._net is None and not self._needs_trainer:
+            size = db.value(f"SELECT octet_length(w) FROM ({self.source.sql}) AS model(w)")
+            is_whole = self.code is None and self.source.reference is None
+            if is_whole and obstacle(self.inputs, self.architecture_text, size) is None:
                 net = forward.compiled(self.architecture, self.source.read(db))
-                if [len(shape) for shape in net.shapes] != [1]:
-                    raise forward.Unsupported("an output of several steps")
                 self._net, self.outputs, self.steps = net, [net.shapes[0][0]], [[]]
-            except (LookupError, TypeError, ValueError, ArithmeticError):
-                # (also where the values of the JSON, which another role may have written, make no net: Keras says why)
-                self._is_foreign = True
+            self._needs_trainer = self._net is None
         return self._net
 
     # --- rows ---
@@ -321,6 +312,27 @@ class NamedModel(RowInputs, Model):
         sql_type = self.output.sql_type
         plain = ("smallint", "integer", "bigint", "numeric", "boolean", "text", "date", "uuid")
         return sql_type if sql_type in plain and self.output.classes is not None else "text"
+
+
+def obstacle(inputs: Sequence[Column], architecture: str, weight_bytes: int) -> str | None:
+    """Why a session cannot compute a net by itself; None where it can. `architecture`: JSON."""
+    if any(column.needs_trainer for column in inputs):
+        return "columns that a trainer decodes"
+    return forward.obstacle(architecture, weight_bytes)
+
+
+def computed_by(row: Mapping[str, Any]) -> str:
+    """What computes a version, from the texts of its row: 'backend', or 'trainer: ' and the reason."""
+    if row["reference"] is not None:
+        return "trainer: weights in parts"
+    try:
+        if CustomCode.of_details(row["details"], "") is not None:
+            return "trainer: custom code"
+        inputs = transform_from_json(json.loads(row["transform"])).inputs
+        reason = obstacle(inputs, row["arch"], row["bytes"])
+    except (MopError, LookupError, TypeError, ValueError, AttributeError):
+        reason = "it cannot be read"
+    return "backend" if reason is None else f"trainer: {reason}"
 
 
 def _place_query(table: Table, version: int | None) -> str:
