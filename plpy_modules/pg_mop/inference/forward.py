@@ -4,8 +4,11 @@ Nets of the layers below answer without a Keras process; others keep the trainer
 nowhere else. Each is compared with Keras on random shapes and values (tests/training/test_forward.py).
 
 The weights of a model are a flat array in the order of Keras' get_weights(): layer by layer, by their depth in the graph.
-`_in_keras_order` finds that order from the JSON. (ONNX Runtime would compute more layers. But a fault in its native code would
-end the backend, and with it every session of the server; NumPy is loaded anyway.)
+`_in_keras_order` finds that order from the JSON.
+
+ONNX Runtime (1.32, one thread) would compute more layers. For one row of a net 32-128-64-2 it takes 8 us and NumPy 18; for
+10,000 rows, both take 3 to 6 ms. But it takes 51 MiB of each session (NumPy 10, which is loaded anyway), it starts a thread in
+the backend, and a fault in its native code would end the backend, and with it every session of the server.
 """
 
 from __future__ import annotations
