@@ -143,9 +143,16 @@ def _distributions(name: str) -> list[str]:
     return [path for folder in folders for path in glob.glob(f"{glob.escape(folder)}/{name}-[0-9]*.dist-info")]
 
 
+_installed: set[tuple[str, str]] = set()  # what has been found: it is asked for each answer of a model that Keras computes
+
+
 def _is_installed(package: str) -> bool:
     """True if a framework, or another package, is installed, under whatever name of a distribution."""
-    return any(os.path.isdir(f"{folder}/{package}") for folder in mop_udf.folders(_home()))
+    if (_home(), package) not in _installed and any(
+        os.path.isdir(f"{folder}/{package}") for folder in mop_udf.folders(_home())
+    ):
+        _installed.add((_home(), package))
+    return (_home(), package) in _installed
 
 
 def _is_for_processors(backend: str) -> bool:

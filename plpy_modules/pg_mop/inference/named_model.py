@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -70,7 +70,6 @@ IS_SAFE = (
 MOST_ELEMENTS = 1 << 26  # of a row of an input
 NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # the character U+0000 in JSON
 KEPT = 8  # models that a session keeps
-MOST_NET_BYTES = 16 << 20  # of the weights of a net that a session computes itself, and keeps
 # of a row: a class with its probability and those of all classes (JSON), or a number
 Answer = tuple[str | None, float | None, str | None]
 Computer = Callable[[Sequence[Any]], "list[np.ndarray]"]  # inputs [rows, ...] -> outputs: a forward.Net, or a KerasNet
@@ -87,7 +86,7 @@ class NamedModel(RowInputs, Model):
     told: set[str]  # columns of whose unseen values the session has been told
     _digest: str | None = None
     _net: forward.Net | None = None  # once it has answered in this process
-    _is_foreign = False  # True once it is known that a trainer must compute the net
+    _needs_trainer = False  # True once it is known that a trainer must compute the net
 
     @classmethod
     def find(cls, db: Database, name: str | None, version: int | None = None) -> NamedModel:
@@ -185,21 +184,13 @@ class NamedModel(RowInputs, Model):
     def net(self, db: Database) -> forward.Net | None:
         """The net for this process; None where a trainer must compute it: it has other layers, code, or many weights, or its
         columns need a trainer."""
-        if self._net is None and not self._is_foreign:
-            try:
-                if self.code is not None or self.source.reference is not None:
-                    raise forward.Unsupported("custom code, or weights in parts")
-                if any(column.needs_trainer for column in self.inputs):
-                    raise forward.Unsupported("columns that a trainer decodes")
-                if db.value(f"SELECT octet_length(w) FROM ({self.source.sql}) AS model(w)") > MOST_NET_BYTES:
-                    raise forward.Unsupported("many weights")
+        if self._net is None and not self._needs_trainer:
+            size = db.value(f"SELECT octet_length(w) FROM ({self.source.sql}) AS model(w)")
+            is_whole = self.code is None and self.source.reference is None
+            if is_whole and obstacle(self.inputs, self.architecture_text, size) is None:
                 net = forward.compiled(self.architecture, self.source.read(db))
-                if [len(shape) for shape in net.shapes] != [1]:
-                    raise forward.Unsupported("an output of several steps")
                 self._net, self.outputs, self.steps = net, [net.shapes[0][0]], [[]]
-            except (LookupError, TypeError, ValueError, ArithmeticError):
-                # (also where the values of the JSON, which another role may have written, make no net: Keras says why)
-                self._is_foreign = True
+            self._needs_trainer = self._net is None
         return self._net
 
     # --- rows ---
@@ -223,7 +214,9 @@ class NamedModel(RowInputs, Model):
         return as_trained(f"t.{quote_identifier(name)}", json_type(types[name]), types[name], zones.get(name, UTC))
 
     def without_nul(self, row: str) -> str:
-        """A JSON row that has the character U+0000, which no text can have, without it. Raises MopError where it is read."""
+        """A JSON row without the character U+0000, which no text can have. Raises MopError where it is read."""
+        if "\\u0000" not in row:
+            return row
         values = json.loads(row)
         for name in dict.fromkeys(self.json_columns):
             if "\\u0000" in json.dumps(values.get(name)).replace("\\\\", ""):
@@ -285,6 +278,18 @@ class NamedModel(RowInputs, Model):
             for k, label in enumerate(labels)
         ]
 
+    def answer_form(self, width: int) -> tuple[list[str], str]:
+        """(labels, a template for the JSON of their probabilities): json.dumps of each row would take most of the time."""
+        if width not in self._answer_forms:
+            labels = self.labels(width)
+            names = (json.dumps(label).replace("%", "%%") for label in labels)
+            self._answer_forms[width] = labels, "{" + ", ".join(f"{name}: %r" for name in names) + "}"
+        return self._answer_forms[width]
+
+    @functools.cached_property
+    def _answer_forms(self) -> dict[int, tuple[list[str], str]]:
+        return {}
+
     def to_keras(self) -> dict[str, Any]:
         """What the trainer needs to build the model that takes raw columns (mop_udf/training/raw_model.py); JSON-able."""
         with _reading(self.what):
@@ -302,6 +307,27 @@ class NamedModel(RowInputs, Model):
         sql_type = self.output.sql_type
         plain = ("smallint", "integer", "bigint", "numeric", "boolean", "text", "date", "uuid")
         return sql_type if sql_type in plain and self.output.classes is not None else "text"
+
+
+def obstacle(inputs: Sequence[Column], architecture: str, weight_bytes: int) -> str | None:
+    """Why a session cannot compute a net by itself; None where it can. `architecture`: JSON."""
+    if any(column.needs_trainer for column in inputs):
+        return "columns that a trainer decodes"
+    return forward.obstacle(architecture, weight_bytes)
+
+
+def computed_by(row: Mapping[str, Any]) -> str:
+    """What computes a version, from the texts of its row: 'backend', or 'trainer: ' and the reason."""
+    if row["reference"] is not None:
+        return "trainer: weights in parts"
+    try:
+        if CustomCode.of_details(row["details"], "") is not None:
+            return "trainer: custom code"
+        inputs = transform_from_json(json.loads(row["transform"])).inputs
+        reason = obstacle(inputs, row["arch"], row["bytes"])
+    except (MopError, LookupError, TypeError, ValueError, AttributeError):
+        reason = "it cannot be read"
+    return "backend" if reason is None else f"trainer: {reason}"
 
 
 def _place_query(table: Table, version: int | None) -> str:
@@ -329,10 +355,7 @@ def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
     """The answers of the outputs of many rows."""
     if model.regression:
         return [(_number_text(v) if math.isfinite(v) else None, None, None) for v in outputs[:, 0].tolist()]
-    labels, best = model.labels(outputs.shape[1]), outputs.argmax(1)
-    # a template for the JSON of all rows: json.dumps of each row would take most of the time
-    names = (json.dumps(label).replace("%", "%%") for label in labels)
-    template = "{" + ", ".join(f"{name}: %r" for name in names) + "}"
+    (labels, template), best = model.answer_form(outputs.shape[1]), outputs.argmax(1)
     highest = outputs[np.arange(len(outputs)), best]
     finite = np.isfinite(outputs).all(1).tolist()
     return [
@@ -389,15 +412,15 @@ class RowReader:
 
     def chunks(self, extra: Sequence[str] = ()) -> Iterator[list[Any]]:
         """Chunks of rows."""
-        if self.is_query:  # its names are looked up by the caller's search_path; a cursor keeps its plan
-            with self.db.caller_path():
-                cursor = self.db.plpy.cursor(self.sql(extra))
-        else:
+        # functions of a query look up names by the caller's search_path, as its own names are
+        path = self.db.caller_path if self.is_query else nullcontext
+        with path():
             cursor = self.db.plpy.cursor(self.sql(extra))
         try:
             while True:
                 self.db.check_cancel()
-                rows = list(cursor.fetch(self.model.chunk_rows))
+                with path():
+                    rows = list(cursor.fetch(self.model.chunk_rows))
                 if not rows:
                     return
                 yield rows
