@@ -143,7 +143,7 @@ def _distributions(name: str) -> list[str]:
     return [path for folder in folders for path in glob.glob(f"{glob.escape(folder)}/{name}-[0-9]*.dist-info")]
 
 
-_installed: set[tuple[str, str]] = set()  # what has been found: it is asked for each answer of a model that Keras computes
+_installed: set[tuple[str, str]] = set()  # what has been found: each answer of a model that Keras computes asks
 
 
 def _is_installed(package: str) -> bool:
