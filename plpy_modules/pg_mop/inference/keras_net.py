@@ -49,7 +49,7 @@ class KerasNet:
                 return self.session.served.request(self._options, header, *payloads)
             except NotServed:
                 self._options = None
-        if self._trainer is None:
+        if self._trainer is None or not self._trainer.alive():  # (a net may be asked again after its trainer has left)
             self._trainer = self._leased()
         self._trainer.has_run_code = self._trainer.has_run_code or bool(self.model.objects)
         return self._trainer.request(header, *payloads)
