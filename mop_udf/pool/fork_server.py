@@ -201,7 +201,7 @@ class ForkServer:
                 self._ended(member.file)
         if self._pool.needs_serving(key, request["serving"], role, most):
             ends, full = self._pool.room(request.get("device"), None, role)
-            if full is None and all(member.state != "serving" for member in ends):
+            if full is None and not any(member.state == "serving" or member.key == key for member in ends):
                 for member in [*ends, *self._pool.surplus(role, most, 1)]:
                     self._end(member, wait=True)
                 self._fork_serving(request, files, connection)

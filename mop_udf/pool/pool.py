@@ -196,7 +196,8 @@ class Pool:
         """True if a serving process is to be forked: those with the `key` have sessions enough, and neither they, at most
         `serving`, nor the trainers of the `role`, at most `most` (None: any number), are too many."""
         own = self.serving(key)
-        busy = sum(m.about.get("role") == role and m.state in ("leased", "serving") for m in self.members.values())
+        of_role = [m for m in self.members.values() if m.about.get("role") == role]
+        busy = sum(m in own or m.state in ("leased", "serving") for m in of_role)
         if len(own) >= serving or most is not None and busy >= most:
             return False
         return not own or own[0].came - own[0].left >= SHARED_BY

@@ -270,6 +270,8 @@ def test_a_serving_process_is_forked_within_the_limit_of_its_role_alone():
     assert pool.needs_serving("s", 2, 8, 1)
     serving(pool, 3, came=SHARED_BY, role=7)
     assert not pool.needs_serving("s", 2, 7, 2) and pool.needs_serving("s", 2, 7, 3)
+    pool.members[3].state = "idle"
+    assert not pool.needs_serving("s", 2, 7, 2), "it would take the place of one with the same models"
 
 
 def test_a_serving_process_makes_room_for_a_trainer_of_its_role_after_idle_ones():
