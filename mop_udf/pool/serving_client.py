@@ -13,13 +13,16 @@ from typing import Any
 
 from mop_udf.pool import fork_server_client
 from mop_udf.pool.channel import Channel, ChannelClosed
-from mop_udf.pool.process import check_answer, main_part_mb, memory_mb_of, serving_request
+from mop_udf.pool.process import TrainerLost, check_answer, main_part_mb, memory_mb_of, serving_request
 
 TRIES = 3  # of a request: at an old connection, whose process may have ended at rest; at a new one; and once more
 
 
-class NotServed(Exception):
+class NotServed(TrainerLost):
     """No serving process answers: the session leases a trainer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("no serving process answers")
 
 
 class Served:

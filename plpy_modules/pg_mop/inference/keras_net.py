@@ -36,11 +36,22 @@ class KerasNet:
         """`options`: of a trainer; `leased`: gives the session's trainer."""
         self.db, self.session, self.model, self._leased = db, session, model, leased
         self._trainer: Trainer | None = None
+        self._has_ended = False
         limits = Limits(db.plpy, quote_identifier(extension_schema(db.plpy)))
         self._options = None if model.objects else limits.allowed(options)  # None: the trainer answers
-        for column in model.inputs:
+        self.decode()
+
+    def decode(self) -> None:
+        """Have the model's columns, which other calls of the session use, too, decode by this net."""
+        for column in self.model.inputs:
             if column.needs_trainer:
                 column.decoded_by(self)
+
+    def outlives_call(self) -> bool:
+        """Whether a serving process answers: then the net may be kept beyond its call. From now on it reads no table and has
+        no trainer, but raises NotServed."""
+        self._has_ended = self._options is not None
+        return self._has_ended
 
     def request(self, header: dict[str, Any], *payloads: Any) -> tuple[dict[str, Any], Any]:
         """The answer to a request. Raises TrainerError and TrainerLost."""
@@ -49,6 +60,8 @@ class KerasNet:
                 return self.session.served.request(self._options, header, *payloads)
             except NotServed:
                 self._options = None
+        if self._has_ended:
+            raise NotServed
         if self._trainer is None or not self._trainer.alive():  # (a net may be asked again after its trainer has left)
             self._trainer = self._leased()
         self._trainer.has_run_code = self._trainer.has_run_code or bool(self.model.objects)
@@ -61,6 +74,8 @@ class KerasNet:
         rows = [np.ascontiguousarray(a, "<f4").reshape(-1).view(np.uint8) for a in arrays]
         answer, payloads = self.request(header, *rows)
         if answer.get("absent"):
+            if self._has_ended:
+                raise NotServed
             header |= {"architecture": model.architecture_text, "objects": list(model.objects)}
             weights = model.source.read(self.db)
             answer, payloads = self.request(header, weights, *model.objects.values(), *rows)

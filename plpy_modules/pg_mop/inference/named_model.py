@@ -28,6 +28,7 @@ from pg_mop.columns.features.conversion import UTC, as_trained, family, json_typ
 from pg_mop.columns.one_hot import free_name
 from pg_mop.inference import forward
 from pg_mop.inference.custom_code import CustomCode
+from pg_mop.inference.keras_net import KerasNet
 from pg_mop.inference.model import Model
 from pg_mop.inference.model_parts import part_query
 from pg_mop.inference.row_inputs import RowInputs
@@ -268,6 +269,8 @@ class NamedModel(RowInputs, Model):
 
     def answers(self, computer: Computer, rows: Sequence[Any], unseen: dict[str, list[str]]) -> list[Answer]:
         """The answers for rows with wires w0, w1, ...; `computer`, `unseen`: as for `outputs_of` and `encode`."""
+        if isinstance(computer, KerasNet):
+            computer.decode()
         return answers(self, self.outputs_of(computer, self.encode(rows, unseen)))
 
     def labels(self, width: int) -> list[str]:

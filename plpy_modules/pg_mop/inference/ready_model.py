@@ -4,17 +4,19 @@ The checks of a model's name, of its table and of the caller's rights are repeat
 (backend/catalog_state.py). Three things are done for each row: PostgreSQL looks for the version in use (and refuses a reader
 without rights), and turns the row into wires; NumPy computes the net. A transaction locks the table before it compares the two
 states: a lock lets the session hear of changes, and a plan that is made anew would run functions of a new index.
+A net that a serving process computes is ready until the transaction ends: settings and the role's limits are read again then.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from mop_udf.pool.process import TrainerError, TrainerLost
 from pg_mop.backend.catalog_state import CatalogState, catalog_state, lock_scope
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, is_cancel
-from pg_mop.inference import forward
-from pg_mop.inference.named_model import KEPT, Answer, NamedModel
+from pg_mop.inference.keras_net import KerasNet
+from pg_mop.inference.named_model import KEPT, Answer, Computer, NamedModel
 
 MOST = KEPT  # models that a session keeps ready
 
@@ -25,9 +27,9 @@ Asked = tuple[str | None, float | None, str | None]
 class ReadyModel:
     """A model whose checks have passed in a state of the catalog."""
 
-    def __init__(self, db: Database, state: CatalogState, model: NamedModel, net: forward.Net) -> None:
-        self.model, self._net, self._query = model, net, model.place_query
-        self.checked(state)
+    def __init__(self, db: Database, state: CatalogState, model: NamedModel, net: Computer) -> None:
+        self.model, self._query = model, model.place_query
+        self.checked(state, net)
         self._hold = db.plpy.prepare(f"SELECT {db.extension}.mop_hold($1::oid::regclass)", ["oid"])
         # one statement: each costs a subtransaction of its own
         row_query = f"SELECT * FROM ({self._query}) AS place, ({model.row_query}) AS wires"
@@ -37,9 +39,9 @@ class ReadyModel:
         """Whether the kept plans are those of a model that has been found again."""
         return self.model is model and self._query == model.place_query
 
-    def checked(self, state: CatalogState) -> None:
+    def checked(self, state: CatalogState, net: Computer) -> None:
         """The checks have passed in a state, and this transaction has locked the table."""
-        self._state, self._scope = state, lock_scope()
+        self._state, self._scope, self._net = state, lock_scope(), net
 
     def is_current(self, plpy: Any) -> bool:
         """Whether the checks would pass again; the table is locked then."""
@@ -47,6 +49,8 @@ class ReadyModel:
             return False
         scope = lock_scope()
         if scope != self._scope:
+            if isinstance(self._net, KerasNet):
+                return False
             try:
                 plpy.execute(self._hold, [self.model.table.oid])
             except plpy.SPIError as error:
@@ -70,7 +74,7 @@ class ReadyModel:
             if not str(error.sqlstate).startswith("22"):
                 raise
             return None
-        except MopError:
+        except (MopError, TrainerError, TrainerLost):
             return None
         return row_answers if model.told.issuperset(unseen) else None
 
@@ -84,14 +88,14 @@ def ready_model(plpy: Any, asked: Asked) -> ReadyModel | None:
     return model if model is not None and model.is_current(plpy) else None
 
 
-def keep_ready(db: Database, asked: Asked, state: CatalogState | None, model: NamedModel) -> None:
-    """Keep a model ready. `state`: of the catalog before the checks. A model that a trainer computes is not kept."""
-    net = model.net(db)
-    if net is None or state is None:
+def keep_ready(db: Database, asked: Asked, state: CatalogState | None, model: NamedModel, net: Computer) -> None:
+    """Keep a model ready. `state`: of the catalog before the checks; `net`: what has answered. A model that a trainer computes
+    is not kept."""
+    if state is None or isinstance(net, KerasNet) and not net.outlives_call():
         return
     kept = _ready.get(asked)
     if kept is not None and kept.serves(model):
-        kept.checked(state)
+        kept.checked(state, net)
         return
     if kept is None and len(_ready) >= MOST:
         _ready.pop(next(iter(_ready)))

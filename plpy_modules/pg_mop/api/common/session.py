@@ -109,7 +109,7 @@ def computer_of(db: Database, session: Session, model: NamedModel, check_names: 
     if net is not None:
         yield net
         return
-    from pg_mop.inference.keras_net import KerasNet
+    from pg_mop.inference.keras_net import KerasNet  # (loaded with the model)
 
     options = trainer_options(db, False, check_names)
     try:

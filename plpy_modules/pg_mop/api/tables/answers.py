@@ -80,7 +80,7 @@ def mop_predict_row(
     # a query asks for each row: the session is told once for each column
     tell_unseen(db, {name: values for name, values in unseen.items() if name not in named.told}, {})
     named.told.update(unseen)
-    keep_ready(db, (model, version, path), state, named)
+    keep_ready(db, (model, version, path), state, named, computer)
     return row_answers
 
 
