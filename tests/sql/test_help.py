@@ -52,8 +52,9 @@ def test_no_function_for_users_is_without_help(db):
     # so have those on ordinary tables and named models
     for path in (ROOT / "sql").glob("[26][24]_*.sql"):
         runs |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", path.read_text()))
-    runs -= {"mop_predict_row", "mop_predict_table", "mop_answer", "mop_list_models", "mop_split_for", *NAMES}
-    internal |= {"mop_predict_row", "mop_predict_table", "mop_answer", "mop_list_models", "mop_split_for"}
+    called = set("mop_predict_row mop_predict_table mop_answer mop_explain_row mop_list_models mop_split_for".split())
+    runs -= {*called, *NAMES}
+    internal |= called
     assert runs <= functions and all(f"\n## {name}\n" in reference() for name in runs)
     helpers = {n for n in functions if n.startswith("convert_")}
     assert functions - internal - helpers - runs == {*NAMES, "gpu_configuration"}

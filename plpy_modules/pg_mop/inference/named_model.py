@@ -423,12 +423,7 @@ class RowReader:
 
     def tell_missing(self) -> None:
         """Tell the caller once which columns the rows do not have."""
-        if self.missing:
-            self.db.notice(
-                f"{len(self.missing)} column{'s' * (len(self.missing) > 1)} of training rows "
-                f"{'are' if len(self.missing) > 1 else 'is'} missing: {', '.join(self.missing)}",
-                detail="NULL is taken instead.",
-            )
+        tell_missing(self.db, self.missing)
 
     def tell_unseen(self, unseen: dict[str, list[str]]) -> None:
         """Tell the caller once which categories training rows did not have."""
@@ -447,6 +442,16 @@ class RowReader:
             [self.exact_types[feature.column]],
         )
         return sorted(set(feature.parameters["values"]).difference(row["v"] for row in labels)) if labels else []
+
+
+def tell_missing(db: Database, missing: Sequence[str]) -> None:
+    """Tell the caller which columns of training rows are missing."""
+    if missing:
+        db.notice(
+            f"{len(missing)} column{'s' * (len(missing) > 1)} of training rows "
+            f"{'are' if len(missing) > 1 else 'is'} missing: {', '.join(missing)}",
+            detail="NULL is taken instead.",
+        )
 
 
 def tell_unseen(db: Database, unseen: dict[str, list[str]], lost: dict[str, list[str]]) -> None:

@@ -430,6 +430,13 @@ SELECT * FROM {schema}.mop_importance('churn', 'churn_test');
 """,
         "model",
     ),
+    "mop_explain_answer": (
+        "Returns what each column of a row adds to a named model's answer: to the log odds of a class, or to the number.",
+        """
+SELECT e.* FROM customers c, {schema}.mop_explain_answer('churn', c) AS e WHERE c.id = 7;
+""",
+        "model",
+    ),
     "mop_drift": (
         "Compares rows with the training rows of a named model or of a packed table, column by column.",
         """
