@@ -79,6 +79,6 @@ def test_equal_values_contribute_nothing_and_are_not_asked_for():
 
 
 def test_log_odds_of_classes_that_exclude_each_other_and_of_others():
-    shares = np.array([[0.2, 0.3, 0.5], [0, 1e-12, 1]])
-    assert log_odds(shares, 2, True) == pytest.approx([0, np.log(1e7)])
-    assert log_odds(np.array([[0.9, 0.9]]), 0, False) == pytest.approx(np.log(9))
+    shares = np.array([[0.2, 0.3, 0.5], [0, 1e-12, 1], [0, 0, 1]])
+    assert log_odds(shares, 2, True) == pytest.approx([0, -np.log(1e-12), -np.log(1e-37)])
+    assert log_odds(np.array([[0.9, 0.9], [1, 0]]), 0, False) == pytest.approx([np.log(9), -np.log(1e-7)])

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from pg_mop.backend.arrays import np
 
 PAIRS = 256  # of walks, at least
-LEAST = 1e-7  # of a probability: float32 has no meaningful odds beyond
+# The least probabilities that float32 has: of several classes, and of 1 - p
+LEAST, LEAST_OF_REST = 1e-37, 1e-7
 
 
 class Contributions(NamedTuple):
@@ -77,9 +78,10 @@ def _values_of_walks(
 
 
 def log_odds(outputs: np.ndarray, unit: int, exclusive: bool) -> np.ndarray:
-    """The log odds of a class from the probabilities [rows, units]; `exclusive`: those of a row sum up to 1.
+    """The log odds of a class from the probabilities [rows, units]; `exclusive`: a net's softmax has made those of a row.
 
-    Probabilities below LEAST count as LEAST.
+    Smaller probabilities than the least count as the least.
     """
-    others = np.delete(outputs, unit, 1).sum(1) if exclusive else 1 - outputs[:, unit]
-    return np.log(np.maximum(outputs[:, unit], LEAST)) - np.log(np.maximum(others, LEAST))
+    own = outputs[:, unit]
+    others, least = (np.delete(outputs, unit, 1).sum(1), LEAST) if exclusive else (1 - own, LEAST_OF_REST)
+    return np.log(np.maximum(own, least)) - np.log(np.maximum(others, least))
