@@ -102,7 +102,9 @@ def mop_explain_answer(
             most,
         )
     if not np.isfinite(found.means).all():
-        raise MopError(f'model "{model}" has no answer between the row and the background rows: they are no finite numbers')
+        raise MopError(
+            f'model "{model}" has no answer between the row and the background rows: they are no finite numbers'
+        )
     tell_missing(db, [name for name in columns if name not in texts])
     tell_unseen(db, unseen, {})
     contributions = zip(columns, found.means.tolist(), found.errors.tolist())
@@ -132,7 +134,7 @@ def _value(
 
 
 def _places(named: NamedModel) -> dict[str, list[tuple[int, slice]]]:
-    """{column of the source: [(number of an input, its elements on the last axis)]}; what a column has become moves together."""
+    """{column of the source: [(number of an input, elements on its last axis)]}: what the column has become."""
     found: dict[str, list[tuple[int, slice]]] = {name: [] for name in named.types()}
     for i, column in enumerate(named.inputs):
         names = [feature.column for feature in column.features] or [column.sources[0]]
