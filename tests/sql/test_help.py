@@ -22,7 +22,7 @@ def test_help_and_usage(db, name):
         "SELECT max(proargnames[1:pronargs]::text) FROM pg_proc WHERE proname = %s AND pronargs > 1", [name]
     )
     for argument in arguments.strip("{}").split(","):
-        assert re.search(rf"^    (\w+ or )?{argument},? ", min(usages), re.M), argument
+        assert re.search(rf'^    (\w+ or )?"?{argument}"?,? ', min(usages), re.M), argument
     if name.startswith("mop_"):  # their own first argument is no word
         assert "more than one argument" in str(db.error(f"SELECT madlib.{name}('nonsense')"))
     else:
