@@ -71,12 +71,49 @@ from pg_mop.api.tables import answers
 return answers.mop_predict_table(plpy, *args)
 $$;
 
+-- The columns that a model was trained on.
+CREATE FUNCTION @extschema@.mop_trained_columns(model text, version double precision, path text) RETURNS text[]
+LANGUAGE plpython3u STABLE AS $$
+#python
+from pg_mop.api.tables import answers
+return answers.mop_trained_columns(plpy, *args)
+$$;
+
+-- A large row as JSON, with the columns alone that the model was trained on: a bytea of megabytes beside them costs nothing.
+-- (A row of a subquery has no type that names its columns: it becomes JSON as a whole.)
+CREATE FUNCTION @extschema@.mop_large_row(model text, "row" anyelement, version double precision) RETURNS json
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    columns text;
+    used json;
+BEGIN
+    SELECT pg_catalog.string_agg(pg_catalog.format('($1).%I', a.attname), ', ') INTO columns
+    FROM pg_catalog.pg_type t JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) t.typrelid
+    WHERE t.oid OPERATOR(pg_catalog.=) pg_catalog.pg_typeof($2) AND a.attnum OPERATOR(pg_catalog.>) 0
+        AND NOT a.attisdropped
+        AND a.attname::text OPERATOR(pg_catalog.=) ANY (@extschema@.mop_trained_columns($1, $3, pg_catalog.current_setting('search_path')));
+    IF columns IS NULL THEN
+        RETURN pg_catalog.to_json($2);
+    END IF;
+    EXECUTE 'SELECT pg_catalog.to_json(used) FROM (SELECT ' || columns || ') AS used' INTO used USING $2;
+    RETURN used;
+END
+$$;
+
+-- A row as JSON. (PostgreSQL replaces the call by its expression.)
+CREATE FUNCTION @extschema@.mop_row(model text, "row" anyelement, version double precision) RETURNS json
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN pg_catalog.pg_column_size($2) OPERATOR(pg_catalog.>) 8192
+        THEN @extschema@.mop_large_row($1, $2, $3) ELSE pg_catalog.to_json($2) END
+$$;
+
 -- Users predict for one row of FROM with this; the row may have any columns.
 CREATE FUNCTION @extschema@.mop_predict(model text, "row" anyelement, version double precision DEFAULT NULL)
 RETURNS TABLE(prediction text, probability double precision, probabilities jsonb)
 SET extra_float_digits = 3 SET IntervalStyle = 'postgres' -- of the texts in the JSON
 LANGUAGE sql STABLE COST 10000 ROWS 1 AS $$
-    SELECT * FROM @extschema@.mop_predict_row($1, pg_catalog.to_json($2), $3, pg_catalog.current_setting('search_path'))
+    SELECT * FROM @extschema@.mop_predict_row($1, @extschema@.mop_row($1, $2, $3), $3,
+        pg_catalog.current_setting('search_path'))
 $$;
 
 -- One value of the answer, as text. (The settings: as of mop_predict_row.)
@@ -105,20 +142,20 @@ CREATE FUNCTION @extschema@.mop_probability(
     version double precision DEFAULT NULL
 ) RETURNS double precision SET extra_float_digits = 3 SET IntervalStyle = 'postgres'
 LANGUAGE sql STABLE COST 10000 AS $$
-    SELECT @extschema@.mop_answer('mop_probability', $1, pg_catalog.to_json($2), $3, $4,
+    SELECT @extschema@.mop_answer('mop_probability', $1, @extschema@.mop_row($1, $2, $4), $3, $4,
         pg_catalog.current_setting('search_path'))::pg_catalog.float8
 $$;
 
 CREATE FUNCTION @extschema@.mop_class(model text, "row" anyelement, version double precision DEFAULT NULL)
 RETURNS text SET extra_float_digits = 3 SET IntervalStyle = 'postgres' LANGUAGE sql STABLE COST 10000 AS $$
-    SELECT @extschema@.mop_answer('mop_class', $1, pg_catalog.to_json($2), NULL, $3,
+    SELECT @extschema@.mop_answer('mop_class', $1, @extschema@.mop_row($1, $2, $3), NULL, $3,
         pg_catalog.current_setting('search_path'))
 $$;
 
 CREATE FUNCTION @extschema@.mop_number(model text, "row" anyelement, version double precision DEFAULT NULL)
 RETURNS double precision SET extra_float_digits = 3 SET IntervalStyle = 'postgres'
 LANGUAGE sql STABLE COST 10000 AS $$
-    SELECT @extschema@.mop_answer('mop_number', $1, pg_catalog.to_json($2), NULL, $3,
+    SELECT @extschema@.mop_answer('mop_number', $1, @extschema@.mop_row($1, $2, $3), NULL, $3,
         pg_catalog.current_setting('search_path'))::pg_catalog.float8
 $$;
 

@@ -25,5 +25,5 @@ CREATE FUNCTION @extschema@.mop_explain_answer(
 ) RETURNS TABLE(column_name text, value text, contribution double precision, deviation double precision)
 SET extra_float_digits = 3 SET IntervalStyle = 'postgres'
 LANGUAGE sql STABLE COST 1000000 ROWS 20 AS $$
-    SELECT * FROM @extschema@.mop_explain_row($1, pg_catalog.to_json($2), $3, $4, $5, $6)
+    SELECT * FROM @extschema@.mop_explain_row($1, @extschema@.mop_row($1, $2, $5), $3, $4, $5, $6)
 $$;

@@ -207,6 +207,23 @@ def test_json_with_a_character_that_text_cannot_have_matters_only_where_it_is_re
         assert "bag" in str(error) or "unused" in str(error), call
 
 
+def test_of_a_large_row_the_columns_of_the_model_alone_are_read(typed):
+    typed.run(
+        "CREATE TYPE shy AS ENUM ('secret'); CREATE FUNCTION refused(shy) RETURNS json LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE 'it was read'; END $$; CREATE CAST (shy AS json) WITH FUNCTION refused(shy); "
+        "CREATE TABLE large AS SELECT *, 'secret'::shy AS own, "
+        "(SELECT string_agg(md5(t.id || ' ' || k), '') FROM generate_series(1, 1000) k) AS page FROM typed t; "
+        "ALTER TABLE large DROP COLUMN whole_c; ALTER TABLE large ADD COLUMN whole_c int; UPDATE large SET whole_c = id % 7"
+    )
+    assert "it was read" in str(typed.error("SELECT to_json(t) FROM large t"))
+    ask = "SELECT id, p.* FROM {} t, mop_predict('typed_model', t) AS p ORDER BY id"
+    assert typed.run(ask.format("large")) == typed.run(ask.format("typed"))
+    assert "it was read" in str(typed.error(ask.format("(SELECT id, own FROM large)")))  # (a small row)
+    assert typed.value("SELECT count(mop_class('typed_model', t)) FROM large t") == ROWS
+    assert typed.error("SELECT mop_class('no_such_model', t) FROM large t").pgcode == "42P01"
+    assert typed.value("SELECT mop_class('typed_model', NULL::large)") is None
+
+
 def test_any_number_of_columns_is_kept(typed):
     made = ", ".join(f"id * {k} AS n{k}" for k in range(1, 121))
     kept = ", ".join(f"n{k}" for k in range(1, 121))

@@ -7,6 +7,10 @@ import pytest
 from support.cluster import ROOT
 from support.functions import NAMES
 
+OF_PREDICTION = set(
+    "mop_predict_row mop_predict_table mop_answer mop_row mop_large_row mop_trained_columns mop_explain_row".split()
+)  # which the functions for users call
+
 
 def reference():
     """The pages of the reference (tools/reference.py)."""
@@ -52,9 +56,8 @@ def test_no_function_for_users_is_without_help(db):
     # so have those on ordinary tables and named models
     for path in (ROOT / "sql").glob("[26][24]_*.sql"):
         runs |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", path.read_text()))
-    called = set("mop_predict_row mop_predict_table mop_answer mop_explain_row mop_list_models mop_split_for".split())
-    runs -= {*called, *NAMES}
-    internal |= called
+    runs -= {*OF_PREDICTION, "mop_list_models", "mop_split_for", *NAMES}
+    internal |= {*OF_PREDICTION, "mop_list_models", "mop_split_for"}
     assert runs <= functions and all(f"\n## {name}\n" in reference() for name in runs)
     helpers = {n for n in functions if n.startswith("convert_")}
     assert functions - internal - helpers - runs == {*NAMES, "gpu_configuration"}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pg_mop.columns.base import ARRAY_HEADER, Column, Request, SourceColumn
 from pg_mop.columns.features import CodedCategory, Feature, feature_from_json
+from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.number import Scaled, Scaling
 from pg_mop.plan import nets
 
@@ -19,15 +20,61 @@ if TYPE_CHECKING:
 TEXT_BYTES = 40  # of a text in a row, to size chunks
 
 
-class _ScaledFeatures:
-    """The scaled numbers of a packed column, which are computed together, and the places of their elements."""
+@dataclass(frozen=True)
+class _Placed:
+    """A feature, the place of its first element, and the number of its wire among those of its kind."""
 
-    def __init__(self, placed: Sequence[tuple[int, Scaled]]) -> None:
-        self.features = [feature for _, feature in placed]
-        self.places = [place for place, _ in placed]
-        self.with_indicator = [i for i, feature in enumerate(self.features) if feature.parameters["indicator"]]
-        self.indicator_places = [self.places[i] + 1 for i in self.with_indicator]
-        self.scaling = Scaling(self.features)
+    feature: Any
+    place: int
+    wire: int
+
+
+class _ScaledFeatures:
+    """The scaled numbers of a packed column, which are computed together."""
+
+    def __init__(self, placed: Sequence[_Placed]) -> None:
+        has_indicator = [i for i, own in enumerate(placed) if own.feature.parameters["indicator"]]
+        self._wires, self._places = [own.wire for own in placed], [own.place for own in placed]
+        self._with_indicator, self._indicators = has_indicator, [placed[i].place + 1 for i in has_indicator]
+        self._scaling = Scaling([own.feature for own in placed])
+
+    def encode(self, packed: numpy.ndarray, numbers: numpy.ndarray) -> None:
+        """Numbers [rows, number features] -> their elements of `packed`, which are 0."""
+        from pg_mop.columns.binary import np
+
+        if self._wires != list(range(numbers.shape[1])):
+            numbers = numbers[:, self._wires]
+        is_null = np.isnan(numbers)
+        packed[:, self._places] = self._scaling.elements(numbers, is_null)
+        if self._with_indicator:
+            packed[:, self._indicators] = is_null[:, self._with_indicator]
+
+
+class _Categories:
+    """The categories of a packed column, whose classes are looked up together."""
+
+    def __init__(self, placed: Sequence[_Placed]) -> None:
+        from pg_mop.columns.binary import np
+
+        self._lookups = [(own.feature.known.get, own.wire) for own in placed]
+        self._coded = [i for i, own in enumerate(placed) if own.feature.is_code]
+        self._one_hot = [i for i, own in enumerate(placed) if not own.feature.is_code]
+        self._coded_places = [placed[i].place for i in self._coded]
+        self._offsets = np.array([placed[i].feature.offset for i in self._coded], "i8")
+        self._one_hot_places = np.array([[placed[i].place] for i in self._one_hot], "i8")
+
+    def encode(self, packed: numpy.ndarray, texts: Sequence[Sequence[str | None]]) -> None:
+        """The texts of each text feature -> their elements of `packed`, which are 0."""
+        from pg_mop.columns.binary import np
+
+        rows, zeros = len(packed), itertools.repeat(0)
+        numbers = itertools.chain.from_iterable(map(number_of, texts[wire], zeros) for number_of, wire in self._lookups)
+        classes = np.fromiter(numbers, "i8", rows * len(self._lookups)).reshape(-1, rows)
+        if self._coded:
+            packed[:, self._coded_places] = classes[self._coded].T + self._offsets
+            classes = classes[self._one_hot]
+        if self._one_hot:
+            packed[np.arange(rows), classes + self._one_hot_places] = 1
 
 
 @dataclass
@@ -100,16 +147,16 @@ class Features(Column):
     def encode(self, values: list[Any]) -> numpy.ndarray:
         from pg_mop.columns.binary import np
 
-        wires = self.wires(values)
-        packed = np.zeros((len(wires[self.features[0].name]), self.shape[0]), "<f4")
-        scaled = self._scaled
-        if scaled.features:
-            numbers = np.stack([wires[feature.name] for feature in scaled.features], 1)
-            is_null = np.isnan(numbers)
-            packed[:, scaled.places] = scaled.scaling.elements(numbers, is_null)
-            packed[:, scaled.indicator_places] = is_null[:, scaled.with_indicator]
-        for place, feature in self._others:
-            feature.encode_into(packed, place, wires[feature.name])
+        numbers, texts = self._matrix(values), self._text_lists(values)
+        packed = np.zeros((len(texts[0]) if texts else len(numbers), self.shape[0]), "<f4")
+        scaled, categories, others = self._encoders
+        if scaled is not None:
+            scaled.encode(packed, numbers)
+        if categories is not None:
+            categories.encode(packed, texts)
+        for own in others:
+            elements = own.feature.encode(texts[own.wire] if own.feature.wire == "text" else numbers[:, own.wire])
+            packed[:, own.place : own.place + elements.shape[1]] = elements
         return packed
 
     @functools.cached_property
@@ -119,33 +166,42 @@ class Features(Column):
         return list(zip([0, *ends], self.features))
 
     @functools.cached_property
-    def _scaled(self) -> _ScaledFeatures:
-        return _ScaledFeatures([(place, feature) for place, feature in self._places if isinstance(feature, Scaled)])
-
-    @functools.cached_property
-    def _others(self) -> list[tuple[int, Feature]]:
-        return [(place, feature) for place, feature in self._places if not isinstance(feature, Scaled)]
+    def _encoders(self) -> tuple[_ScaledFeatures | None, _Categories | None, list[_Placed]]:
+        """What computes the features of a kind together, and the features that are computed one at a time."""
+        counts = {"number": itertools.count(), "text": itertools.count()}
+        placed = [_Placed(feature, place, next(counts[feature.wire])) for place, feature in self._places]
+        scaled = [own for own in placed if isinstance(own.feature, Scaled)]
+        categories = [own for own in placed if isinstance(own.feature, Category)]
+        others = [own for own in placed if not isinstance(own.feature, (Scaled, Category))]
+        return (_ScaledFeatures(scaled) if scaled else None, _Categories(categories) if categories else None, others)
 
     def wires(self, values: list[Any]) -> dict[str, Any]:
-        """{feature: its wires} from the wires of many rows: float64 numbers, or a list of texts."""
-        from pg_mop.columns import binary
-
+        """{feature: its wires} from the wires of many rows: float64 numbers, or the texts."""
         columns: dict[str, Any] = {}
         if self.numbers:
-            own = values[0] if self.texts else values
-            matrix = binary.read(own, [len(self.numbers)], "double precision", self.name)
-            columns.update((feature.name, matrix[:, i]) for i, feature in enumerate(self.numbers))
-        return {**columns, **self._text_wires(values)}
+            columns.update(zip((feature.name for feature in self.numbers), self._matrix(values).T))
+        columns.update(zip((feature.name for feature in self.texts), self._text_lists(values)))
+        return columns
 
-    def _text_wires(self, values: list[Any]) -> dict[str, list[Any]]:
-        rows = (values[-1] if self.numbers else values) if self.texts else []
-        lists = map(list, zip(*rows)) if rows else ([] for _ in self.texts)
-        return dict(zip((feature.name for feature in self.texts), lists))
+    def _matrix(self, values: list[Any]) -> numpy.ndarray:
+        """The numbers [rows, number features] of many rows; without rows where no feature takes numbers."""
+        from pg_mop.columns import binary
+
+        if not self.numbers:
+            return binary.np.zeros((0, 0))
+        own = values[0] if self.texts else values
+        return binary.read(own, [len(self.numbers)], "double precision", self.name)
+
+    def _text_lists(self, values: list[Any]) -> list[list[str | None]]:
+        """The texts of many rows, a list for each text feature."""
+        if not self.texts:
+            return []
+        rows = values[-1] if self.numbers else values
+        return list(map(list, zip(*rows))) if rows else [[] for _ in self.texts]
 
     def unseen(self, values: list[Any]) -> dict[str, list[str]]:
-        wires = self._text_wires(values)
-        found = {feature.name: feature.unseen(wires[feature.name]) for feature in self.texts}
-        return {name: values for name, values in found.items() if values}
+        found = ((feature.name, feature.unseen(own)) for feature, own in zip(self.texts, self._text_lists(values)))
+        return {name: values for name, values in found if values}
 
     def places(self) -> list[tuple[str, slice]]:
         return [(own.name, slice(first, first + len(own.elements))) for first, own in self._places]

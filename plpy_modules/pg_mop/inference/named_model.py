@@ -217,7 +217,9 @@ class NamedModel(RowInputs, Model):
         return as_trained(f"t.{quote_identifier(name)}", json_type(types[name]), types[name], zones.get(name, UTC))
 
     def without_nul(self, row: str) -> str:
-        """A JSON row that has the character U+0000, which no text can have, without it. Raises MopError where it is read."""
+        """A JSON row without the character U+0000, which no text can have. Raises MopError where it is read."""
+        if "\\u0000" not in row:
+            return row
         values = json.loads(row)
         for name in dict.fromkeys(self.json_columns):
             if "\\u0000" in json.dumps(values.get(name)).replace("\\\\", ""):
@@ -290,6 +292,18 @@ class NamedModel(RowInputs, Model):
             for k, label in enumerate(labels)
         ]
 
+    def answer_form(self, width: int) -> tuple[list[str], str]:
+        """(labels, a template for the JSON of their probabilities): json.dumps of each row would take most of the time."""
+        if width not in self._answer_forms:
+            labels = self.labels(width)
+            names = (json.dumps(label).replace("%", "%%") for label in labels)
+            self._answer_forms[width] = labels, "{" + ", ".join(f"{name}: %r" for name in names) + "}"
+        return self._answer_forms[width]
+
+    @functools.cached_property
+    def _answer_forms(self) -> dict[int, tuple[list[str], str]]:
+        return {}
+
     def to_keras(self) -> dict[str, Any]:
         """What the trainer needs to build the model that takes raw columns (mop_udf/training/raw_model.py); JSON-able."""
         with _reading(self.what):
@@ -334,10 +348,7 @@ def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
     """The answers of the outputs of many rows."""
     if model.regression:
         return [(_number_text(v) if math.isfinite(v) else None, None, None) for v in outputs[:, 0].tolist()]
-    labels, best = model.labels(outputs.shape[1]), outputs.argmax(1)
-    # a template for the JSON of all rows: json.dumps of each row would take most of the time
-    names = (json.dumps(label).replace("%", "%%") for label in labels)
-    template = "{" + ", ".join(f"{name}: %r" for name in names) + "}"
+    (labels, template), best = model.answer_form(outputs.shape[1]), outputs.argmax(1)
     highest = outputs[np.arange(len(outputs)), best]
     finite = np.isfinite(outputs).all(1).tolist()
     return [

@@ -29,8 +29,9 @@ class ReadyModel:
         self.model, self._net, self._query = model, net, model.place_query
         self.checked(state)
         self._hold = db.plpy.prepare(f"SELECT {db.extension}.mop_hold($1::oid::regclass)", ["oid"])
-        self._place = db.plpy.prepare(self._query)
-        self._wires = db.plpy.prepare(model.row_query, ["json"])
+        # one statement: each costs a subtransaction of its own
+        row_query = f"SELECT * FROM ({self._query}) AS place, ({model.row_query}) AS wires"
+        self._row = db.plpy.prepare(row_query, ["json"])
 
     def serves(self, model: NamedModel) -> bool:
         """Whether the kept plans are those of a model that has been found again."""
@@ -56,15 +57,15 @@ class ReadyModel:
         return self._state == catalog_state()
 
     def answers(self, plpy: Any, row: str) -> list[Answer] | None:
-        """The answer for a row; None where the whole way must be gone: the version has been replaced, a value has another type,
-        or the session is to be told of a value."""
+        """The answer for a row, a JSON object; None where the whole way must be gone: the version has been replaced, a value has
+        another type, or the session is to be told of a value."""
         model = self.model
-        place = plpy.execute(self._place)
-        if len(place) != 1 or (place[0]["place"], place[0]["writer"]) != model.key:
-            return None
         unseen: dict[str, list[str]] = {}
         try:
-            row_answers = model.answers(self._net, plpy.execute(self._wires, [row]), unseen)
+            rows = plpy.execute(self._row, [model.without_nul(row)])
+            if len(rows) != 1 or (rows[0]["place"], rows[0]["writer"]) != model.key:
+                return None
+            row_answers = model.answers(self._net, rows, unseen)
         except plpy.SPIError as error:
             if not str(error.sqlstate).startswith("22"):
                 raise
@@ -77,10 +78,10 @@ class ReadyModel:
 _ready: dict[Asked, ReadyModel] = {}
 
 
-def ready_answers(plpy: Any, asked: Asked, row: str) -> list[Answer] | None:
-    """The answer for a row, a JSON object, from a model that is ready; None where the whole way must be gone."""
+def ready_model(plpy: Any, asked: Asked) -> ReadyModel | None:
+    """The model, where it is ready."""
     model = _ready.get(asked)
-    return model.answers(plpy, row) if model is not None and model.is_current(plpy) else None
+    return model if model is not None and model.is_current(plpy) else None
 
 
 def keep_ready(db: Database, asked: Asked, state: CatalogState | None, model: NamedModel) -> None:

@@ -15,7 +15,7 @@ from pg_mop.backend.errors import MopError, without_nul
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
 from pg_mop.inference.named_model import Answer, NamedModel, RowReader, tell_unseen
-from pg_mop.inference.ready_model import keep_ready, ready_answers
+from pg_mop.inference.ready_model import keep_ready, ready_model
 
 
 def answer_for_row(
@@ -25,8 +25,9 @@ def answer_for_row(
 
     It is called by SQL, for each row of a query.
     """
-    if row and row[0] == "{" and "\\u0000" not in row:
-        row_answers = ready_answers(plpy, (model, version, path), row)
+    if row and row[0] == "{":
+        ready = ready_model(plpy, (model, version, path))
+        row_answers = ready.answers(plpy, row) if ready is not None else None
         if row_answers is not None:
             return row_answers
     return mop_predict_row(plpy, model, row, version, path)
@@ -66,8 +67,7 @@ def mop_predict_row(
     if not row.lstrip().startswith("{"):
         raise _no_row(db, model, None)
     named = NamedModel.find(db, model, version)
-    if "\\u0000" in row:
-        row = named.without_nul(row)
+    row = named.without_nul(row)
     try:
         rows = session.query(named.row_query, ("json",), (row,))
     except db.plpy.SPIError as error:
@@ -83,6 +83,17 @@ def mop_predict_row(
     named.told.update(unseen)
     keep_ready(db, (model, version, path), state, named)
     return row_answers
+
+
+def mop_trained_columns(plpy: Any, model: str | None, version: float | None, path: str | None) -> list[str]:
+    """The columns of a row that a model reads. `path`: the caller's search_path."""
+    ready = ready_model(plpy, (model, version, path))
+    return list(ready.model.types()) if ready is not None else _trained_columns(plpy, model, version)
+
+
+@sql_function
+def _trained_columns(db: Database, model: str | None, version: int | None) -> list[str]:
+    return list(NamedModel.find(db, model, version).types())
 
 
 def _no_row(db: Database, model: str | None, text: str | None) -> MopError:

@@ -50,7 +50,7 @@ def mop_explain_answer(
         )
     if named.regression and label is not None:
         raise MopError(f'model "{model}" predicts numbers: it has no class "{label}"', hint="Leave out label.")
-    row = named.without_nul(row) if "\\u0000" in row else row
+    row = named.without_nul(row)
     try:
         wires = session.query(named.row_query, ("json",), (row,))
     except db.plpy.SPIError as error:

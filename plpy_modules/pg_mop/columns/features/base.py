@@ -136,11 +136,6 @@ class Feature(ABC):
     def encode(self, wires: Any) -> numpy.ndarray:
         """Wires -> elements [rows, len(elements)], float32. `wires`: float64 numbers (NaN: NULL), or a list of texts."""
 
-    def encode_into(self, packed: numpy.ndarray, first: int, wires: Any) -> None:
-        """Write the elements into the columns of `packed` from `first` on, which are 0."""
-        elements = self.encode(wires)
-        packed[:, first : first + elements.shape[1]] = elements
-
     def unseen(self, wires: Any) -> list[str]:
         """Values that training rows did not have, of categories."""
         return []

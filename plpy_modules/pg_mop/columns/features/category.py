@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,17 +61,16 @@ class Category(Feature):
         """The number of each value's class, int64."""
         import numpy as np
 
-        known = self._known()
-        return np.fromiter(map(known.get, wires, _zeros()), "i8", len(wires))
+        return np.fromiter(map(self.known.get, wires, itertools.repeat(0)), "i8", len(wires))
 
-    def _known(self) -> dict[str | None, int]:
-        if not hasattr(self, "_numbers"):
-            values = self.parameters["values"]
-            numbers: dict[str | None, int] = {value: number for number, value in enumerate(values, 1)}
-            if self.parameters["null"]:
-                numbers[None] = len(values) + 1
-            self._numbers = numbers
-        return self._numbers
+    @functools.cached_property
+    def known(self) -> dict[str | None, int]:
+        """{value: the number of its class}; other values are of class 0."""
+        values = self.parameters["values"]
+        numbers: dict[str | None, int] = {value: number for number, value in enumerate(values, 1)}
+        if self.parameters["null"]:
+            numbers[None] = len(values) + 1
+        return numbers
 
     def trained_shares(self) -> list[float]:
         p = self.parameters
@@ -93,16 +94,10 @@ class Category(Feature):
         }
 
     def unseen(self, wires: list[str | None]) -> list[str]:
-        known = self._known()
         if self.parameters["other"]:  # rare values of training rows are not kept: nothing tells them from new ones
             return []
-        return sorted(value for value in set(wires).difference(known) if value is not None)[:MAX_UNSEEN]
-
-
-def _zeros() -> Any:
-    import itertools
-
-    return itertools.repeat(0)
+        new = set(wires).difference(self.known)
+        return sorted(value for value in new if value is not None)[:MAX_UNSEEN] if new else []
 
 
 @dataclass
@@ -119,13 +114,8 @@ class OneHotCategory(Category):
         import numpy as np
 
         elements = np.zeros((len(wires), len(self.classes)), "<f4")
-        self.encode_into(elements, 0, wires)
+        elements[np.arange(len(wires)), self.numbers(wires)] = 1
         return elements
-
-    def encode_into(self, packed: numpy.ndarray, first: int, wires: list[str | None]) -> None:
-        import numpy as np
-
-        packed[np.arange(len(wires)), self.numbers(wires) + first] = 1
 
     def described(self) -> str:
         return f"one-hot, {len(self.classes)} classes"
@@ -140,11 +130,15 @@ class CodedCategory(Category):
     is_code = True
 
     @property
+    def offset(self) -> int:
+        return int(self.parameters.get("offset", 0))
+
+    @property
     def elements(self) -> list[str]:
         return [self.name]
 
     def encode(self, wires: list[str | None]) -> numpy.ndarray:
-        return (self.numbers(wires) + self.parameters.get("offset", 0)).astype("<f4").reshape(-1, 1)
+        return (self.numbers(wires) + self.offset).astype("<f4").reshape(-1, 1)
 
     def described(self) -> str:
         return f"code for an embedding, {len(self.classes)} classes"
