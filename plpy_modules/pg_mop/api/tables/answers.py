@@ -66,7 +66,7 @@ def mop_predict_row(
         return [(None, None, None)]
     if not row.lstrip().startswith("{"):
         raise _no_row(db, model, None)
-    named = NamedModel.find(db, model, version)
+    named = NamedModel.find(db, model, version, asks=True)
     row = named.without_nul(row)
     try:
         rows = session.query(named.row_query, ("json",), (row,))
@@ -93,7 +93,7 @@ def mop_trained_columns(plpy: Any, model: str | None, version: float | None, pat
 
 @sql_function
 def _trained_columns(db: Database, model: str | None, version: int | None) -> list[str]:
-    return list(NamedModel.find(db, model, version).types())
+    return list(NamedModel.find(db, model, version, asks=True).types())
 
 
 def _no_row(db: Database, model: str | None, text: str | None) -> MopError:
@@ -124,7 +124,7 @@ def mop_predict_table(
     db: Database, session: Session, model: str | None, source: str | None, keep: str | None, version: int | None
 ) -> Iterable[tuple[Any, ...]]:
     """The answers for all rows of a table, view or query, in its order: (kept columns as JSON, prediction, ...)."""
-    named = NamedModel.find(db, model, version)
+    named = NamedModel.find(db, model, version, asks=True)
     reader = RowReader(db, source, named)
     names = reader.kept(split_names(keep))
     pairs = [f"{quote_literal(name)}, {quote_identifier(name)}" for name in names]
@@ -149,7 +149,7 @@ def mop_predict_into(
     version: int | None,
 ) -> int:
     """Write the answers into a new table: the kept columns, prediction, probability, probabilities. Returns the rows."""
-    named = NamedModel.find(db, model, version)
+    named = NamedModel.find(db, model, version, asks=True)
     reader = RowReader(db, source, named)
     kept_columns = reader.kept(split_names(keep))
     table = db.output_table(output)
