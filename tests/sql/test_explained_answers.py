@@ -96,6 +96,16 @@ def test_columns_of_equal_values_contribute_nothing_and_null_is_a_value(shop):
     assert found["discount"]["contribution"] != 0
 
 
+def test_the_background_is_a_sample_of_rows_however_often_each_is_there(shop):
+    shop.run(
+        "CREATE TABLE often AS SELECT i AS id, CASE WHEN i % 10 = 0 THEN 90 ELSE 10 END AS price, 'town 1'::text AS town "
+        "FROM generate_series(1, 3000) i"
+    )
+    base = explained(shop, "prices", ", source => 'often'", "often")["(base)"]["contribution"]
+    mean = shop.value("SELECT avg(mop_number('prices', t)) FROM often t")
+    assert base == pytest.approx(mean, rel=0.02)
+
+
 def test_a_null_row_has_no_rows_and_an_absent_column_is_null(shop):
     assert shop.value("SELECT count(*) FROM mop_explain_answer('labels', NULL::orders)") == 0
     del shop.connection.notices[:]

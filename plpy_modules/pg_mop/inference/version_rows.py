@@ -161,6 +161,14 @@ def mop_hand_over(db: Database, model: int | None, number: int | None, is_weight
 @contextmanager
 def _read_for(plpy: Any, model: int | None, token: str) -> Iterator[Table]:
     """In this block, the table of a model is read with its owner's rights, for a role that may ask. Raises MopError."""
+    owner, table = _checked(plpy, model, token)
+    with undone_as(plpy, owner):
+        yield table
+    _checked(plpy, model, token)  # the block has locked the table, so the session has heard of a REVOKE
+
+
+def _checked(plpy: Any, model: int | None, token: str) -> tuple[int, Table]:
+    """(owner, table) of a model that the role of the token may ask. Raises MopError."""
     if "check" not in _plans:
         _plans["check"] = plpy.prepare(
             f"SELECT c.relowner::bigint AS owner, n.nspname, c.relname, {MAY_ASK} AS may_ask "
@@ -169,11 +177,9 @@ def _read_for(plpy: Any, model: int | None, token: str) -> Iterator[Table]:
             ["oid", "text"],
         )
     rows = plpy.execute(_plans["check"], [model, token])
-    if not len(rows) or not rows[0]["may_ask"]:
+    if model is None or not len(rows) or not rows[0]["may_ask"]:
         raise MopError("permission denied for the model", sqlstate="42501")
-    assert model is not None
-    with undone_as(plpy, int(rows[0]["owner"])):
-        yield Table(model, rows[0]["nspname"], rows[0]["relname"], "r")
+    return int(rows[0]["owner"]), Table(model, rows[0]["nspname"], rows[0]["relname"], "r")
 
 
 def _place_sql(table: str, version: int | None) -> str:

@@ -159,14 +159,17 @@ def _background(db: Database, named: NamedModel, source: str | None, seed: int) 
     """The wires of background rows: a sample of the source, the same for one seed. Raises MopError."""
     reader = RowReader(db, source, named) if source is not None else _training_rows(db, named)
     wires = ", ".join(f"s.w{i}::text" for i in range(len(named.wires_sql())))
-    # (the order is that of the values, so no plan and no setting changes the sample)
-    sql = (
-        f"SELECT * FROM ({reader.sql()}) s ORDER BY pg_catalog.hashtextextended(pg_catalog.concat_ws('/'::text, {wires}), "
-        f"{seed}::bigint) LIMIT {MOST_BACKGROUND}"
-    )
+    # evenly spaced rows of an order that the values decide, so that no plan and no setting changes the sample
+    hashed = f"pg_catalog.hashtextextended(pg_catalog.concat_ws('/'::text, {wires}), {seed}::bigint)"
+    numbered = f"SELECT s.*, (pg_catalog.row_number() OVER (ORDER BY {hashed})) AS place FROM ({reader.sql()}) s"
     try:
         with db.caller_path() if reader.is_query else nullcontext():
-            rows = db.plpy.execute(sql)
+            count = db.plpy.execute(f"SELECT pg_catalog.count(*) AS n FROM {reader.origin} t")[0]["n"]
+            places = np.unique(np.arange(MOST_BACKGROUND) * count // MOST_BACKGROUND + 1).tolist()
+            sample = db.plpy.prepare(
+                f"SELECT * FROM ({numbered}) n WHERE place OPERATOR(pg_catalog.=) ANY ($1)", ["pg_catalog.int8[]"]
+            )
+            rows = db.plpy.execute(sample, [places])
     except db.plpy.SPIError as error:
         if source is not None or error.sqlstate not in UNREADABLE:
             raise
