@@ -334,9 +334,11 @@ SELECT {schema}.mop_use_version('churn', 1);
         "model",
     ),
     "mop_share": (
-        "Lets a role predict with a named model and see its versions.",
+        "Lets a role ask a named model (what => 'answers'), or read it with its weights, or neither (what => 'nothing').",
         """
-SELECT {schema}.mop_share('churn', current_user);
+SELECT {schema}.mop_share('churn', 'mop_user', what => 'answers');   -- members of mop_user ask, and see nothing of the model
+SELECT {schema}.mop_share('churn', 'mop_user', what => 'model');     -- they also read its table
+SELECT {schema}.mop_share('churn', 'mop_user', what => 'nothing');   -- neither
 """,
         "model",
     ),
