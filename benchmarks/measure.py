@@ -33,7 +33,7 @@ class Watch:
             if not self.going:
                 return
             if number % 5 == 0:
-                self.together_bytes = max(self.together_bytes, sum(map(_proportional, self.peak)))
+                self.together_bytes = max(self.together_bytes, sum(map(proportional_bytes, self.peak)))
             for pid, (peak, written) in _processes().items():
                 if pid not in self.before:
                     self.peak[pid] = peak
@@ -58,7 +58,7 @@ def _processes():
     return found
 
 
-def _proportional(pid):
+def proportional_bytes(pid):
     """The memory of a process in bytes, with its share of shared memory; 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as rollup:

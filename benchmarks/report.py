@@ -58,6 +58,15 @@ EXPLAIN = """
 **measure**: the same, with `measure => TRUE`. **history**: after the run before, with its trainers.
 """
 
+ANSWERS = """
+## Answers
+
+A dense net answers: a table of 7,043 customers with nine columns, and one of a million rows with 20. The **service** answers
+over HTTP on the same machine, by connections that stay open. **pandas and Keras** is a process that reads the table and asks
+the exported file once. The forty connections of pgbench ask one of eight models in each transaction, and the machine's cores
+serve pgbench, too. Medians.
+"""
+
 
 def median_of(runs):
     """A sentence about the number of runs."""
@@ -144,6 +153,22 @@ def explained_table(figures):
     return "\n".join([*lines, "", explained_summary(figures)])
 
 
+def answers_table(figures):
+    """A Markdown table: a line for each measure, a column for each contender."""
+    measures = list(dict.fromkeys(measure for own in figures.values() for measure in own))
+    lines = [f"| | {' | '.join(figures)} |", "|---" * (len(figures) + 1) + "|"]
+    for measure in measures:
+        cells = [_of_measure(measure, own[measure]) if measure in own else "-" for own in figures.values()]
+        lines.append(f"| {measure} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _of_measure(measure, value):
+    if any(word in measure for word in ("answers a second", "MiB", "trainers")):
+        return f"{value:,.0f}"
+    return f"{value:.2f} s" if value >= 0.5 else f"{1000 * value:.2f} ms"
+
+
 def explained_summary(figures):
     """How far predictions were off, by where they come from, and the seconds of planning."""
     lines = []
@@ -186,7 +211,7 @@ def keep(results):
         **{name: {"kind": "workload", **made} for name, made in results.get("workloads", {}).items()},
         **{name: {"kind": "study", **made} for name, made in results.get("studies", {}).items()},
         **{name: {"kind": "part", "figures": made} for name, made in results.get("parts", {}).items()},
-        **({"explain": {"kind": "explain", **results["explain"]}} if results.get("explain") else {}),
+        **{name: {"kind": name, **results[name]} for name in ("explain", "answers") if results.get(name)},
     }
     for name, section in found.items():
         path = KEPT / f"{name.replace(' ', '-')}.json"
@@ -218,6 +243,9 @@ def page(sections):
         text += (
             f"{EXPLAIN}\nMeasured {made['date']} on the workloads and a small search:\n\n{explained_summary(made)}\n"
         )
+    if "answers" in sections:
+        made = sections["answers"]
+        text += f"{ANSWERS}\nMeasured {made['date']}.\n\n{answers_table(made['figures'])}\n"
     if of["part"]:
         text += "\n## Parts\n\n| part | measured | figures |\n|---|---|---|\n" + "".join(
             f"| {name.replace('-', ' ')} | {made['date']} | {'; '.join(map(_figure, made['figures'].items()))} |\n"

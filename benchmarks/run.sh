@@ -22,6 +22,13 @@ if [ "${1:-}" = explain ]; then  # mop_explain's predictions: run.sh explain [WO
     tools/server.sh psql -d postgres -qX -c 'DROP DATABASE benchmark WITH (FORCE)'
     exit
 fi
+if [ "${1:-}" = answers ]; then  # how fast models answer: run.sh answers [SECONDS of the forty connections]
+    shift
+    tools/as_server_user.sh env PYTHONPATH=client .local/venv/bin/python -B benchmarks/answers.py "${dsn%/*}/benchmark" "$@"
+    .local/venv/bin/python -B benchmarks/report.py
+    tools/server.sh psql -d postgres -qX -c 'DROP DATABASE benchmark WITH (FORCE)'
+    exit
+fi
 tools/as_server_user.sh .local/venv/bin/python -B benchmarks/run.py --runs "${RUNS:-3}" "${dsn%/*}/benchmark" "$@" \
     || failed=$?  # losses that differ, for one: the other figures are kept
 [ $# -gt 0 ] || tools/as_server_user.sh .local/venv/bin/python -B benchmarks/parts.py "${dsn%/*}/benchmark"

@@ -38,7 +38,8 @@ CREATE FUNCTION @extschema@.mop_list_models() RETURNS TABLE(
     created timestamptz,
     owner text,
     bytes bigint,
-    description text
+    description text,
+    computed_by text
 ) LANGUAGE plpython3u STABLE AS $$
 #python
 from pg_mop.api.tables import named_models
@@ -64,12 +65,20 @@ from pg_mop.api.tables import answers
 return answers.answer_for_row(plpy, *args)
 $$;
 
-CREATE FUNCTION @extschema@.mop_predict_table(model text, source text, keep text, version double precision)
+-- The two parts of mop_predict for a source: open it, and answer for the next rows; without rows, the source has ended.
+CREATE FUNCTION @extschema@.mop_predict_source(model text, source text, keep text, version double precision)
+RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api.tables import source_answers
+return source_answers.mop_predict_source(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.mop_predict_rows(opened integer)
 RETURNS TABLE(kept jsonb, prediction text, probability double precision, probabilities jsonb)
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api.tables import answers
-return answers.mop_predict_table(plpy, *args)
+from pg_mop.api.tables import source_answers
+return source_answers.mop_predict_rows(plpy, *args)
 $$;
 
 -- The columns that a model was trained on.
@@ -160,15 +169,23 @@ LANGUAGE sql STABLE COST 10000 AS $$
         pg_catalog.current_setting('search_path'))::pg_catalog.float8
 $$;
 
--- Users predict for all rows of a table, view or query with this; kept columns come back as JSON.
+-- Users predict for all rows of a table, view or query with this; kept columns come back as JSON. (PostgreSQL puts the rows of
+-- each part where it puts the results of functions: on disk, beyond work_mem.)
 CREATE FUNCTION @extschema@.mop_predict(
     model text,
     source @extschema@.mop_source,
     keep text DEFAULT NULL,
     version double precision DEFAULT NULL
 ) RETURNS TABLE(kept jsonb, prediction text, probability double precision, probabilities jsonb)
-LANGUAGE sql VOLATILE AS $$
-    SELECT * FROM @extschema@.mop_predict_table($1, $2, $3, $4)
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    opened integer := @extschema@.mop_predict_source($1, $2, $3, $4);
+BEGIN
+    LOOP
+        RETURN QUERY SELECT * FROM @extschema@.mop_predict_rows(opened);
+        EXIT WHEN NOT FOUND;
+    END LOOP;
+END
 $$;
 
 -- Refuses a text without the argument's name: it may be a value of the data, which must never run as a query. (PostgreSQL
@@ -185,6 +202,15 @@ from pg_mop.api.tables import answers
 return answers.mop_predict(plpy, *args[:2])
 $$;
 
+-- The Python client predicts for few rows with this: it writes nothing. `type`: of the predictions.
+CREATE FUNCTION @extschema@.mop_predict_few(model text, source text, version double precision)
+RETURNS TABLE(prediction text, probability double precision, probabilities jsonb, type text)
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api.tables import source_answers
+return source_answers.mop_predict_few(plpy, *args)
+$$;
+
 -- Users write the answers for a table, view or query into a new table with this; it returns the number of rows.
 CREATE FUNCTION @extschema@.mop_predict_into(
     model text,
@@ -194,8 +220,8 @@ CREATE FUNCTION @extschema@.mop_predict_into(
     version double precision DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api.tables import answers
-return answers.mop_predict_into(plpy, *args)
+from pg_mop.api.tables import source_answers
+return source_answers.mop_predict_into(plpy, *args)
 $$;
 
 -- Reports about a named model on rows with known targets.

@@ -55,7 +55,8 @@ VIEWS = {
     "mop_trainers": "The trainers in the pool: who leases each, since when, and the memory, compiled nets and rows of each.",
     "mop_my_limits": "The limits of the caller's role: sessions, threads, MB of a trainer and of a model, and of a run, by "
     "estimate, seconds and MB of states; `share` of the cores, `device_share` of a device's memory. NULL: no limit.",
-    "mop_models": "The versions of all named models that the role may read (docs/tables.md).",
+    "mop_models": "The versions of all named models that the role may read (docs/tables.md). `computed_by`: 'backend', or "
+    "'trainer: ' and why the session cannot compute the net by itself.",
     "mop_checkpoints": "Model states of ended runs. Later runs may start from them.",
 }
 

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from pg_mop_client import tables
 from pg_mop_client.database import driver_errors, plain, quote, quote_table
-from pg_mop_client.errors import ClientError, needed
+from pg_mop_client.errors import ClientError, ServerError, needed
 from pg_mop_client.run import written
 from pg_mop_client.watching import printable
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LISTED = (
     "SELECT * FROM {}.mop_models WHERE pg_catalog.to_regclass(name) = pg_catalog.to_regclass(:name) ORDER BY version"
 )
+FEW_VALUES = 2000  # of a DataFrame that travels within the statement
 
 
 class Model:
@@ -111,6 +112,9 @@ class Model:
                 raise ClientError(
                     "keep is for a table, view or query of the server", hint="data.join(model.predict(data))"
                 )
+            found = self._answers_of_few(tables.typed(tables.checked(data)))
+            if found is not None:
+                return self._with_probabilities(found, probabilities)
             keep = number
         out = f"pg_temp.mop_answers_{uuid.uuid4().hex[:8]}"
         with self._source(data, number) as source:
@@ -123,6 +127,39 @@ class Model:
                 self._drop(out)
         if is_frame:
             found.index = data.index[found.pop(number)]
+        return self._with_probabilities(found, probabilities)
+
+    def _answers_of_few(self, data: pandas.DataFrame) -> pandas.DataFrame | None:
+        """The answers for a DataFrame whose rows travel within the statement: no table is made.
+
+        None where that is not possible: the DataFrame has many values, paths of images, or values that the model cannot take.
+        """
+        if data.size > FEW_VALUES:
+            return None
+        try:
+            source = tables.query(data)
+        except ClientError:
+            return None
+        try:
+            found = self._call("mop_predict_few", model=self.name, source=source, version=self.version)
+        except ServerError as error:
+            if error.sqlstate != "42804":
+                raise
+            return None
+        # the driver makes values of the target's type
+        texts, sql_type = found.prediction.tolist(), found.pop("type").iloc[0]
+        typed = self._frame(
+            f"SELECT v::{sql_type} AS prediction FROM pg_catalog.unnest(CAST(:texts AS text[])) "
+            "WITH ORDINALITY AS t(v, n) ORDER BY n",
+            texts=texts,
+        )
+        found["prediction"] = typed.prediction
+        found.index = data.index
+        return found
+
+    @staticmethod
+    def _with_probabilities(found: pandas.DataFrame, probabilities: bool) -> pandas.DataFrame:
+        """The answers, with the probabilities of all classes as columns if they are wanted."""
         each = found.pop("probabilities")
         if each.isna().all():  # numbers
             return found.drop(columns="probability")

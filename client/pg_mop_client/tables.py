@@ -19,6 +19,7 @@ from pg_mop_client.errors import ClientError
 from pg_mop_client.reading import ARRAYS, CHUNK_ROWS, few, named
 
 Write = Callable[[Any], str]  # a value that is not missing, in COPY's text format
+MISSING, QUOTE = "\\N", "'"
 
 # SQL types of columns of Python's objects, by pandas' name for their contents (pandas.api.types.infer_dtype)
 OF_OBJECTS = {
@@ -78,6 +79,21 @@ def copy(
         if lines.error is None and "KeyboardInterrupt" in str(error):  # raised in COPY, outside lines.read
             raise KeyboardInterrupt from None
         raise lines.error or error from None  # (COPY's message for an exception in `read` hides the cause)
+
+
+@driver_errors()
+def query(data: pandas.DataFrame) -> str:
+    """A query whose rows are those of a DataFrame of few rows, in its order. Raises ClientError."""
+    lists = []
+    for name in data.columns:
+        sql_type, write = column(name, data[name])
+        fields = _fields(data[name], write)
+        # (the backslashes of COPY's format are those of such a literal)
+        lists.append(
+            [f"NULL::{sql_type}" if f == MISSING else f"E'{f.replace(QUOTE, QUOTE * 2)}'::{sql_type}" for f in fields]
+        )
+    rows = ", ".join(f"({', '.join(row)})" for row in zip(*lists))
+    return f"SELECT * FROM (VALUES {rows}) AS t({', '.join(map(quote, data.columns))})"
 
 
 def checked(data: Any) -> pandas.DataFrame:
@@ -230,12 +246,7 @@ class _Lines:
         for at in range(0, len(data), CHUNK_ROWS):
             chunk = data.iloc[at : at + CHUNK_ROWS]
             fields: list[Any] = [
-                _files(name, chunk[name], at)
-                if write is None
-                else [
-                    "\\N" if missing else write(value)
-                    for value, missing in zip(chunk[name].astype(object), chunk[name].isna())
-                ]
+                _files(name, chunk[name], at) if write is None else _fields(chunk[name], write)
                 for name, (_, write) in columns.items()
             ]
             if numbered:
@@ -247,7 +258,12 @@ class _Lines:
                 yield from lines
 
 
+def _fields(values: pandas.Series, write: Write) -> list[str]:
+    """The fields of a column in COPY's text format."""
+    return [MISSING if missing else write(value) for value, missing in zip(values.astype(object), values.isna())]
+
+
 def _files(name: str, values: pandas.Series, at: int) -> Iterator[str]:
     """The fields of a column of paths; `at`: the position of the first row."""
     for row, (value, missing) in enumerate(zip(values.astype(object), values.isna()), at):
-        yield "\\N" if missing else _bytes(images.read_file(name, row, value))
+        yield MISSING if missing else _bytes(images.read_file(name, row, value))

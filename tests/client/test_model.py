@@ -114,6 +114,17 @@ def test_types_of_pandas_that_mean_the_same_give_the_same_answers(model, people)
     assert nothing.equals(model.predict(rows.drop(columns=["score", "joined"])))
 
 
+def test_few_rows_are_answered_as_many_are(model, people):
+    texts = pandas.Series([HOSTILE, "a\tb\n\\c'd", None, "free"]).sample(ROWS, replace=True, random_state=1)
+    people = people.assign(plan=texts.to_numpy())
+    many = model.predict(people, probabilities=True)
+    for rows in (slice(7, 8), slice(0, 100)):
+        few = model.predict(people.iloc[rows], probabilities=True)
+        pandas.testing.assert_frame_equal(few, many.iloc[rows])
+    with pytest.raises(ServerError, match='column "age" has type text'):
+        model.predict(people.iloc[:1].assign(age="old"))
+
+
 def test_reports_agree_with_the_predictions(model, people):
     predicted = model.predict(people).prediction
     matrix = model.confusion_matrix(people)

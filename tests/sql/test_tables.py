@@ -138,6 +138,32 @@ def test_a_row_a_table_and_an_output_table_have_the_same_answers(shop):
     assert kinds["size"] == "USER-DEFINED" and kinds["placed"] == "date" and kinds["prediction"] == "text"
 
 
+def test_a_long_source_is_answered_in_parts(shop):
+    ask = "mop_predict('order_model', source => '{}', keep => 'id')"
+    many = "SELECT o.* FROM orders o, generate_series(1, 60) ORDER BY id"
+    assert shop.value(f"SELECT count(*) = {60 * ROWS} AND count(prediction) = count(*) FROM {ask.format(many)}")
+    # an error in a later part, of a source, and a cursor that is closed early leave nothing behind
+    late = "SELECT o.* FROM orders o JOIN generate_series(1, 60) n ON o.id / (n - 59) IS NOT NULL"
+    assert "division by zero" in str(shop.error(f"SELECT count(*) FROM {ask.format(late)}"))
+    shop.run(f"BEGIN; DECLARE c CURSOR FOR SELECT * FROM {ask.format(many)}")
+    shop.run("FETCH 5 FROM c; CLOSE c; COMMIT")
+    # sources that are read at the same time
+    within = ask.format("orders").replace("'", "''")
+    assert (
+        shop.value(
+            f"SELECT count(*) FROM {ask.format('orders')} a JOIN {ask.format('orders')} b ON a.kept = b.kept WHERE a = b"
+        )
+        == ROWS
+        == shop.value(
+            f"SELECT count(*) FROM mop_predict('order_model', source => 'SELECT o.*, p.prediction FROM orders o "
+            f"JOIN {within} p ON p.kept = jsonb_build_object(''id'', o.id)')"
+        )
+    )
+    # a query that needs no row asks nothing
+    for nothing in ("LIMIT 0", "WHERE false"):
+        assert shop.run(f"SELECT * FROM mop_predict('no_such_model', source => 'orders') {nothing}") == []
+
+
 def test_the_model_has_learnt_something_and_reports_agree_with_answers(shop):
     right = shop.value("SELECT avg((o.label = a.prediction)::int)::float8 FROM orders o JOIN answers a USING (id)")
     found = {r["metric"]: r["value"] for r in shop.run("SELECT * FROM mop_evaluate('order_model', 'orders')")}
@@ -393,6 +419,7 @@ def daily(shop):
 
 
 def test_bad_values_and_versions_are_named(daily):
+    assert daily.value("SELECT computed_by FROM mop_models WHERE name = 'daily_model'") == "backend"
     for value, fragment in (
         ("'soon'::text AS day", 'column "day" has "soon"'),
         ("'x'::text AS n", 'column "n" has "x"'),
@@ -551,6 +578,7 @@ def test_series_of_various_lengths_are_padded_and_masked(shop):
         "'categorical_crossentropy', optimizer='Adam(lr=0.02)', metrics=['accuracy']$$, 'batch_size=16', 12)"
     )
     shop.run("SELECT mop_deploy('readings_model', 'readings_fitted')")
+    assert shop.value("SELECT computed_by FROM mop_models WHERE name = 'readings_model'").startswith("trainer: layer ")
     table = {
         r["kept"]["id"]: r
         for r in shop.run("SELECT * FROM mop_predict('readings_model', source => 'readings', keep => 'id')")

@@ -138,6 +138,12 @@ class Features(Column):
             parts.append(f"ARRAY[{', '.join(feature.wire_sql() for feature in self.texts)}]::text[]")
         return parts
 
+    def values_of(self, parts: list[list[Any]]) -> list[Any]:
+        """The numbers' wires, if any, and the texts of each feature."""
+        if not self.texts:
+            return parts
+        return [*parts[:-1], *map(list, zip(*parts[-1]))] if parts[-1] else [*parts[:-1], *([] for _ in self.texts)]
+
     def wire_parts(self, values: list[str]) -> list[str]:
         return values
 
@@ -147,7 +153,7 @@ class Features(Column):
     def encode(self, values: list[Any]) -> numpy.ndarray:
         from pg_mop.columns.binary import np
 
-        numbers, texts = self._matrix(values), self._text_lists(values)
+        numbers, texts = self._matrix(values), self._texts(values)
         packed = np.zeros((len(texts[0]) if texts else len(numbers), self.shape[0]), "<f4")
         scaled, categories, others = self._encoders
         if scaled is not None:
@@ -180,7 +186,7 @@ class Features(Column):
         columns: dict[str, Any] = {}
         if self.numbers:
             columns.update(zip((feature.name for feature in self.numbers), self._matrix(values).T))
-        columns.update(zip((feature.name for feature in self.texts), self._text_lists(values)))
+        columns.update(zip((feature.name for feature in self.texts), self._texts(values)))
         return columns
 
     def _matrix(self, values: list[Any]) -> numpy.ndarray:
@@ -189,18 +195,14 @@ class Features(Column):
 
         if not self.numbers:
             return binary.np.zeros((0, 0))
-        own = values[0] if self.texts else values
-        return binary.read(own, [len(self.numbers)], "double precision", self.name)
+        return binary.read(values[0], [len(self.numbers)], "double precision", self.name)
 
-    def _text_lists(self, values: list[Any]) -> list[list[str | None]]:
+    def _texts(self, values: list[Any]) -> list[list[str | None]]:
         """The texts of many rows, a list for each text feature."""
-        if not self.texts:
-            return []
-        rows = values[-1] if self.numbers else values
-        return list(map(list, zip(*rows))) if rows else [[] for _ in self.texts]
+        return values[bool(self.numbers) :]
 
     def unseen(self, values: list[Any]) -> dict[str, list[str]]:
-        found = ((feature.name, feature.unseen(own)) for feature, own in zip(self.texts, self._text_lists(values)))
+        found = ((feature.name, feature.unseen(own)) for feature, own in zip(self.texts, self._texts(values)))
         return {name: values for name, values in found if values}
 
     def places(self) -> list[tuple[str, slice]]:

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -54,7 +54,6 @@ IS_SAFE = (
 MOST_ELEMENTS = 1 << 26  # of a row of an input
 NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # the character U+0000 in JSON
 KEPT = 8  # models that a session keeps
-MOST_NET_BYTES = 16 << 20  # of the weights of a net that a session computes itself, and keeps
 # of a row: a class with its probability and those of all classes (JSON), or a number
 Answer = tuple[str | None, float | None, str | None]
 _kept: dict[tuple[int, int | None, bool], NamedModel] = {}
@@ -71,7 +70,7 @@ class NamedModel(RowInputs, Model):
     place_query: str  # SQL: where the row of the version in use is, or of the version that was asked for
     told: set[str]  # columns of whose unseen values the session has been told
     _net: forward.Net | None = None  # once it has answered in this process
-    _is_foreign = False  # True once it is known that a trainer must compute the net
+    _needs_trainer = False  # True once it is known that a trainer must compute the net
 
     @classmethod
     def find(cls, db: Database, name: str | None, version: int | None = None, asks: bool = False) -> NamedModel:
@@ -164,21 +163,12 @@ class NamedModel(RowInputs, Model):
     def net(self, db: Database) -> forward.Net | None:
         """The net for this process; None where a trainer must compute it: it has other layers, code, or many weights, or its
         columns need a trainer."""
-        if self._net is None and not self._is_foreign:
-            try:
-                if self.code is not None or self.source.reference is not None:
-                    raise forward.Unsupported("custom code, or weights in parts")
-                if any(column.needs_trainer for column in self.inputs):
-                    raise forward.Unsupported("columns that a trainer decodes")
-                if self.weight_bytes > MOST_NET_BYTES:
-                    raise forward.Unsupported("many weights")
+        if self._net is None and not self._needs_trainer:
+            is_whole = self.code is None and self.source.reference is None
+            if is_whole and obstacle(self.inputs, self.architecture_text, self.weight_bytes) is None:
                 net = forward.compiled(self.architecture, self.source.read(db))
-                if [len(shape) for shape in net.shapes] != [1]:
-                    raise forward.Unsupported("an output of several steps")
                 self._net, self.outputs, self.steps = net, [net.shapes[0][0]], [[]]
-            except (LookupError, TypeError, ValueError, ArithmeticError):
-                # (also where the values of the JSON, which another role may have written, make no net: Keras says why)
-                self._is_foreign = True
+            self._needs_trainer = self._net is None
         return self._net
 
     # --- rows ---
@@ -308,6 +298,27 @@ class NamedModel(RowInputs, Model):
         return sql_type if sql_type in plain and self.output.classes is not None else "text"
 
 
+def obstacle(inputs: Sequence[Column], architecture: str, weight_bytes: int) -> str | None:
+    """Why a session cannot compute a net by itself; None where it can. `architecture`: JSON."""
+    if any(column.needs_trainer for column in inputs):
+        return "columns that a trainer decodes"
+    return forward.obstacle(architecture, weight_bytes)
+
+
+def computed_by(row: Mapping[str, Any]) -> str:
+    """What computes a version, from the texts of its row: 'backend', or 'trainer: ' and the reason."""
+    if row["reference"] is not None:
+        return "trainer: weights in parts"
+    try:
+        if CustomCode.of_details(row["details"], "") is not None:
+            return "trainer: custom code"
+        inputs = transform_from_json(json.loads(row["transform"])).inputs
+        reason = obstacle(inputs, row["arch"], row["bytes"])
+    except (MopError, LookupError, TypeError, ValueError, AttributeError):
+        reason = "it cannot be read"
+    return "backend" if reason is None else f"trainer: {reason}"
+
+
 def _reading(what: str) -> AbstractContextManager[None]:
     """An error in what the model's row stores, perhaps by another role's hand, becomes an error for the caller."""
     return understood(f"{what} cannot be used: its transform does not suit its net")
@@ -375,15 +386,15 @@ class RowReader:
 
     def chunks(self, extra: Sequence[str] = ()) -> Iterator[list[Any]]:
         """Chunks of rows."""
-        if self.is_query:  # its names are looked up by the caller's search_path; a cursor keeps its plan
-            with self.db.caller_path():
-                cursor = self.db.plpy.cursor(self.sql(extra))
-        else:
+        # functions of a query look up names by the caller's search_path, as its own names are
+        path = self.db.caller_path if self.is_query else nullcontext
+        with path():
             cursor = self.db.plpy.cursor(self.sql(extra))
         try:
             while True:
                 self.db.check_cancel()
-                rows = list(cursor.fetch(self.model.chunk_rows))
+                with path():
+                    rows = list(cursor.fetch(self.model.chunk_rows))
                 if not rows:
                     return
                 yield rows

@@ -57,8 +57,8 @@ class ReadyModel:
         return self._state == catalog_state()
 
     def answers(self, plpy: Any, row: str) -> list[Answer] | None:
-        """The answer for a row, a JSON object; None where the whole way must be gone: the version has been replaced, a value has
-        another type, or the session is to be told of a value."""
+        """The answer for a row, a JSON object; None where the whole way must be gone: the version has been replaced, a value
+        has another type, or the session is to be told of a value."""
         model = self.model
         unseen: dict[str, list[str]] = {}
         try:

@@ -57,6 +57,12 @@ def with_trainer(function: Callable[..., Any] | None = None, *, keeps: bool = Fa
     return shim
 
 
+def give_back_at_end(session: Session) -> None:
+    """In a call that keeps the trainer: give it back nevertheless, unless a query of another call has made this one."""
+    if _depth == 1:
+        session.give_back()
+
+
 class trainer_of:
     """Context manager: the session's trainer, started with `options`; its failures become MopErrors."""
 

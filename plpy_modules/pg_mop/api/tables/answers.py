@@ -1,9 +1,8 @@
-"""mop_predict: answers of a named model for rows of ordinary tables. Nothing is written, so a standby answers, too."""
+"""mop_predict, mop_probability, mop_class, mop_number: answers of a named model for one row. A standby answers, too."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from mop_udf.aggregate import Session
@@ -11,10 +10,10 @@ from mop_udf.errors import raise_error
 from pg_mop.api.common.session import computer_of, with_trainer
 from pg_mop.backend.catalog_state import catalog_state
 from pg_mop.backend.database import Database
-from pg_mop.backend.errors import MopError, without_nul
+from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
-from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
-from pg_mop.inference.named_model import Answer, NamedModel, RowReader, tell_unseen
+from pg_mop.backend.quoting import quote_literal
+from pg_mop.inference.named_model import Answer, NamedModel, tell_unseen
 from pg_mop.inference.ready_model import keep_ready, ready_model
 
 
@@ -117,73 +116,3 @@ def _no_row(db: Database, model: str | None, text: str | None) -> MopError:
 def mop_predict(db: Database, model: str | None, text: str | None) -> NoReturn:
     """Raises MopError: the caller gave a text in place of a row."""
     raise _no_row(db, model, text)
-
-
-@with_trainer
-def mop_predict_table(
-    db: Database, session: Session, model: str | None, source: str | None, keep: str | None, version: int | None
-) -> Iterable[tuple[Any, ...]]:
-    """The answers for all rows of a table, view or query, in its order: (kept columns as JSON, prediction, ...)."""
-    named = NamedModel.find(db, model, version, asks=True)
-    reader = RowReader(db, source, named)
-    names = reader.kept(split_names(keep))
-    pairs = [f"{quote_literal(name)}, {quote_identifier(name)}" for name in names]
-    # a function has at most 100 arguments
-    objects = [f"pg_catalog.jsonb_build_object({', '.join(pairs[i : i + 50])})" for i in range(0, len(pairs), 50)]
-    extra = [f"({' OPERATOR(pg_catalog.||) '.join(objects)})::text"] if objects else []
-    rows: list[Any] = []
-    with computer_of(db, session, named) as computer, without_nul(db, [*named.json_columns, *names]):
-        for chunk, chunk_answers in _answered(named, computer, reader, extra):
-            rows += [(row["e0"] if extra else None, *answer) for row, answer in zip(chunk, chunk_answers)]
-    return rows
-
-
-@with_trainer
-def mop_predict_into(
-    db: Database,
-    session: Session,
-    model: str | None,
-    source: str | None,
-    output: str | None,
-    keep: str | None,
-    version: int | None,
-) -> int:
-    """Write the answers into a new table: the kept columns, prediction, probability, probabilities. Returns the rows."""
-    named = NamedModel.find(db, model, version, asks=True)
-    reader = RowReader(db, source, named)
-    kept_columns = reader.kept(split_names(keep))
-    table = db.output_table(output)
-    for name in kept_columns:
-        if name in ("prediction", "probability", "probabilities"):
-            raise MopError(f'keep: column "{name}" has the name of a column of answers', hint="Rename it in a view.")
-    names = [quote_identifier(name) for name in kept_columns]
-    types = [reader.exact_types[name] for name in kept_columns]
-    answer_types = [named.prediction_type, "double precision", "jsonb"]
-    columns = [*zip(names, types), *zip(("prediction", "probability", "probabilities"), answer_types)]
-    db.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {sql_type}' for name, sql_type in columns)})")
-    db.identify_by_all(table)
-    casts = ", ".join(f"(p.c{i})::{sql_type}" for i, (_, sql_type) in enumerate(columns))
-    insert = db.plpy.prepare(
-        f"INSERT INTO {table} SELECT {casts} FROM unnest({', '.join(f'${i + 1}' for i in range(len(columns)))}) "
-        f"AS p({', '.join(f'c{i}' for i in range(len(columns)))})",
-        [*["text[]"] * len(names), "text[]", "float8[]", "text[]"],
-    )
-    extra = [f"{name}::text" for name in names]
-    count = 0
-    with computer_of(db, session, named) as computer, without_nul(db, named.json_columns):
-        for chunk, rows_written in _answered(named, computer, reader, extra):
-            kept_values = [[row[f"e{i}"] for row in chunk] for i in range(len(extra))]
-            db.plpy.execute(insert, [*kept_values, *map(list, zip(*rows_written))])
-            count += len(chunk)
-    return count
-
-
-def _answered(
-    model: NamedModel, computer: Any, reader: RowReader, extra: list[str]
-) -> Iterator[tuple[list[Any], list[Answer]]]:
-    """Yield (rows, answers) in chunks, then tell the caller about missing columns and unseen values."""
-    unseen: dict[str, list[str]] = {}
-    for rows in reader.chunks(extra):
-        yield rows, model.answers(computer, rows, unseen)
-    reader.tell_missing()
-    reader.tell_unseen(unseen)

@@ -13,7 +13,7 @@ from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.columns import Transform
 from pg_mop.inference.custom_code import KEY, CustomCode
-from pg_mop.inference.named_model import IS_MODEL, IS_SAFE, table_of
+from pg_mop.inference.named_model import IS_MODEL, IS_SAFE, computed_by, table_of
 from pg_mop.inference.version_rows import COLUMNS, MARK
 
 
@@ -237,10 +237,11 @@ def mop_list_models(db: Database) -> list[tuple[Any, ...]]:
             visible = db.value("SELECT pg_catalog.pg_table_is_visible($1) AS v", ["pg_catalog.oid"], [table["oid"]])
         for row in db.execute(
             f"SELECT version, in_use, target, kind, metrics::text AS metrics, created::text AS created, description, "
-            f"octet_length(model_weights) AS bytes, {weights.reference_sql('model_weights')} AS reference "
+            f"octet_length(model_weights) AS bytes, {weights.reference_sql('model_weights')} AS reference, "
+            "details::text AS details, transform::text AS transform, model_arch::text AS arch "
             f"FROM {table['t']} ORDER BY version"
         ):
-            size = weights.size_of(row)
+            computer, size = computed_by(row), weights.size_of(row)
             rows_of_models.append(
                 (
                     table["bare"] if visible else table["t"],
@@ -248,6 +249,7 @@ def mop_list_models(db: Database) -> list[tuple[Any, ...]]:
                     table["owner"],
                     size,
                     row["description"],
+                    computer,
                 )
             )
     return rows_of_models

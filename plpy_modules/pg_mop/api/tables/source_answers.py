@@ -1,0 +1,125 @@
+"""mop_predict and mop_predict_into: answers of a named model for all rows of a table, view or query, in bounded memory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from mop_udf.aggregate import Session
+from pg_mop.api.common.session import computer_of, give_back_at_end, with_trainer
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError, without_nul
+from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
+from pg_mop.inference.named_model import Answer, NamedModel, RowReader
+
+Row = tuple[Any, ...]  # kept columns as JSON, prediction, probability, probabilities
+
+# sources that calls of this session read, by number: (the transaction's time, parts of rows)
+_opened: dict[int, tuple[str, Iterator[list[Row]]]] = {}
+_numbers = itertools.count(1)
+
+
+@with_trainer(keeps=True)
+def mop_predict_source(
+    db: Database, session: Session, model: str | None, source: str | None, keep: str | None, version: int | None
+) -> int:
+    """Open a source for `mop_predict_rows`; returns its number."""
+    named = NamedModel.find(db, model, version, asks=True)
+    reader = RowReader(db, source, named)
+    names = reader.kept(split_names(keep))
+    transaction = db.value("SELECT now()::text")
+    for number, (opened_in, parts) in list(_opened.items()):
+        if opened_in != transaction:  # a call that an error has ended
+            del _opened[number]
+            with contextlib.suppress(ValueError):  # its cursor has ended with its transaction
+                parts.close()  # type: ignore[attr-defined]
+    number = next(_numbers)
+    _opened[number] = transaction, _parts(db, session, named, reader, names)
+    return number
+
+
+@with_trainer(keeps=True)
+def mop_predict_rows(db: Database, session: Session, opened: int) -> list[Row]:
+    """The answers for the next rows of a source, in its order; an empty list after the last."""
+    _, parts = _opened.pop(opened)
+    rows = next(parts, [])
+    if rows:
+        _opened[opened] = _, parts
+    else:
+        give_back_at_end(session)
+    return rows
+
+
+@with_trainer
+def mop_predict_few(
+    db: Database, session: Session, model: str | None, source: str | None, version: int | None
+) -> list[Row]:
+    """The answers for all rows of a source, in its order, each with the SQL type of the predictions."""
+    named = NamedModel.find(db, model, version, asks=True)
+    parts = _parts(db, session, named, RowReader(db, source, named), [])
+    return [(*answer, named.prediction_type) for part in parts for _, *answer in part]
+
+
+def _parts(
+    db: Database, session: Session, named: NamedModel, reader: RowReader, names: list[str]
+) -> Iterator[list[Row]]:
+    pairs = [f"{quote_literal(name)}, {quote_identifier(name)}" for name in names]
+    # a function has at most 100 arguments
+    objects = [f"pg_catalog.jsonb_build_object({', '.join(pairs[i : i + 50])})" for i in range(0, len(pairs), 50)]
+    extra = [f"({' OPERATOR(pg_catalog.||) '.join(objects)})::text"] if objects else []
+    with computer_of(db, session, named) as computer, without_nul(db, [*named.json_columns, *names]):
+        for chunk, chunk_answers in _answered(named, computer, reader, extra):
+            yield [(row["e0"] if extra else None, *answer) for row, answer in zip(chunk, chunk_answers)]
+
+
+@with_trainer
+def mop_predict_into(
+    db: Database,
+    session: Session,
+    model: str | None,
+    source: str | None,
+    output: str | None,
+    keep: str | None,
+    version: int | None,
+) -> int:
+    """Write the answers into a new table: the kept columns, prediction, probability, probabilities. Returns the rows."""
+    named = NamedModel.find(db, model, version, asks=True)
+    reader = RowReader(db, source, named)
+    kept_columns = reader.kept(split_names(keep))
+    table = db.output_table(output)
+    for name in kept_columns:
+        if name in ("prediction", "probability", "probabilities"):
+            raise MopError(f'keep: column "{name}" has the name of a column of answers', hint="Rename it in a view.")
+    names = [quote_identifier(name) for name in kept_columns]
+    types = [reader.exact_types[name] for name in kept_columns]
+    answer_types = [named.prediction_type, "double precision", "jsonb"]
+    columns = [*zip(names, types), *zip(("prediction", "probability", "probabilities"), answer_types)]
+    db.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {sql_type}' for name, sql_type in columns)})")
+    db.identify_by_all(table)
+    casts = ", ".join(f"(p.c{i})::{sql_type}" for i, (_, sql_type) in enumerate(columns))
+    insert = db.plpy.prepare(
+        f"INSERT INTO {table} SELECT {casts} FROM unnest({', '.join(f'${i + 1}' for i in range(len(columns)))}) "
+        f"AS p({', '.join(f'c{i}' for i in range(len(columns)))})",
+        [*["text[]"] * len(names), "text[]", "float8[]", "text[]"],
+    )
+    extra = [f"{name}::text" for name in names]
+    count = 0
+    with computer_of(db, session, named) as computer, without_nul(db, named.json_columns):
+        for chunk, rows_written in _answered(named, computer, reader, extra):
+            kept_values = [[row[f"e{i}"] for row in chunk] for i in range(len(extra))]
+            db.plpy.execute(insert, [*kept_values, *map(list, zip(*rows_written))])
+            count += len(chunk)
+    return count
+
+
+def _answered(
+    model: NamedModel, computer: Any, reader: RowReader, extra: list[str]
+) -> Iterator[tuple[list[Any], list[Answer]]]:
+    """Yield (rows, answers) in chunks, then tell the caller about missing columns and unseen values."""
+    unseen: dict[str, list[str]] = {}
+    for rows in reader.chunks(extra):
+        yield rows, model.answers(computer, rows, unseen)
+    reader.tell_missing()
+    reader.tell_unseen(unseen)
