@@ -188,10 +188,10 @@ def test_texts_and_images_are_columns_as_others(shop):
 
 def test_a_role_without_rights_on_the_training_rows_names_its_own(shop):
     shop.run(
-        "CREATE ROLE clerk LOGIN; GRANT mop_user TO clerk; GRANT USAGE ON SCHEMA public TO clerk; "
-        "SELECT mop_share('labels', 'clerk')"
+        "CREATE ROLE clerk_of_answers LOGIN; GRANT mop_user TO clerk_of_answers; GRANT USAGE ON SCHEMA public TO clerk_of_answers; "
+        "SELECT mop_share('labels', 'clerk_of_answers')"
     )
-    clerk = shop.another("clerk")
+    clerk = shop.another("clerk_of_answers")
     clerk.run(
         "SET search_path = public, madlib; CREATE TEMP TABLE mine AS SELECT 5 AS id, 3.5 AS price, 'town 1'::text AS town, "
         "NULL::numeric AS discount, '{}'::jsonb AS payload, current_date AS placed"
@@ -206,14 +206,17 @@ def test_a_role_without_rights_on_the_training_rows_names_its_own(shop):
 
 def test_a_query_that_another_role_has_written_is_not_read(shop):
     """A model's row may have been changed by whoever may: its query would run with the reader's rights."""
-    shop.run("CREATE ROLE mallory LOGIN; GRANT mop_user TO mallory; GRANT ALL ON SCHEMA public TO mallory")
-    mallory = shop.another("mallory")
-    shop.run("GRANT SELECT ON labels TO mallory")
-    mallory.run("SET search_path = public, madlib; CREATE TABLE copied AS TABLE labels")
-    mallory.run(
+    shop.run(
+        "CREATE ROLE forger_of_answers LOGIN; GRANT mop_user TO forger_of_answers; "
+        "GRANT ALL ON SCHEMA public TO forger_of_answers"
+    )
+    forger = shop.another("forger_of_answers")
+    shop.run("GRANT SELECT ON labels TO forger_of_answers")
+    forger.run("SET search_path = public, madlib; CREATE TABLE copied AS TABLE labels")
+    forger.run(
         "UPDATE copied SET details = jsonb_set(details::jsonb, '{parts,train}', to_jsonb('SELECT 1/0'::text)); "
         "GRANT SELECT ON copied TO public"
     )
     error = str(shop.error(EXPLAIN.format("orders", "copied", "")))
     assert "it is not certain who gave" in error and "division" not in error
-    mallory.close()
+    forger.close()
