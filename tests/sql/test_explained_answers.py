@@ -188,8 +188,8 @@ def test_texts_and_images_are_columns_as_others(shop):
 
 def test_a_role_without_rights_on_the_training_rows_names_its_own(shop):
     shop.run(
-        "CREATE ROLE clerk_of_answers LOGIN; GRANT mop_user TO clerk_of_answers; GRANT USAGE ON SCHEMA public TO clerk_of_answers; "
-        "SELECT mop_share('labels', 'clerk_of_answers')"
+        "CREATE ROLE clerk_of_answers LOGIN; GRANT mop_user TO clerk_of_answers; "
+        "GRANT USAGE ON SCHEMA public TO clerk_of_answers; SELECT mop_share('labels', 'clerk_of_answers')"
     )
     clerk = shop.another("clerk_of_answers")
     clerk.run(
