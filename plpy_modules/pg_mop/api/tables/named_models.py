@@ -165,11 +165,9 @@ def mop_share(db: Database, name: str | None, role: str | None, what: str | None
     table = table_of(db, name)
     if role is None or not role.strip():
         raise MopError("no role is named", sqlstate="22004", hint="SELECT rolname FROM pg_roles;")
+    again = f"SELECT {db.extension}.mop_share({quote_literal(name)}, {quote_literal(role)}, what => 'answers');"
     if what not in SHARED:
-        raise MopError(
-            f"what must be one of {', '.join(map(repr, SHARED))}, not {what!r}" if what is not None else "what is NULL",
-            hint=f"SELECT {db.extension}.mop_share({quote_literal(name)}, {quote_literal(role)}, what => 'answers');",
-        )
+        raise MopError(f"what must be one of {', '.join(map(repr, SHARED))}, not {what!r}", hint=again)
     if db.one("SELECT 1 AS x FROM pg_roles WHERE rolname = $1", ["text"], [role]) is None:
         raise MopError(f'role "{role}" does not exist', sqlstate="42704", hint="SELECT rolname FROM pg_roles;")
     quoted = quote_identifier(role)
@@ -187,12 +185,15 @@ def mop_share(db: Database, name: str | None, role: str | None, what: str | None
         db.execute(f"GRANT SELECT ({MARK}) ON {table} TO {quoted}")
     else:
         db.execute(f"GRANT SELECT ON {tables} TO {quoted}")
-    reads = bool(db.value("SELECT has_table_privilege($1, $2, 'SELECT')", ["text", "oid"], [role, table.oid]))
-    if reads and what != "model":
+    column = {"answers": "transform", "nothing": MARK}.get(what)
+    if column and db.value(
+        "SELECT has_column_privilege($1, $2, $3, 'SELECT')", ["text", "oid", "text"], [role, table.oid, column]
+    ):
         db.warning(
-            f'role "{role}" may read model {table}, with its weights and its transform',
+            f'role "{role}" may {"ask" if column == MARK else "read"} model {table} nevertheless',
             detail="It owns the table, is a superuser, or has the right from an earlier grant or from another role.",
-            hint=f"REVOKE SELECT ON {tables} FROM {quoted}; -- and then again: what => {quote_literal(what)}",
+            hint=f"REVOKE SELECT ON {tables} FROM {quoted}; -- by whoever gave it"
+            + (f"\n{again}" if what == "answers" else ""),
         )
     if what == "nothing":
         return
