@@ -42,7 +42,7 @@ help:
 	@echo 'make test-systems  on another Debian, which it makes in /srv/systems (as root);  SYSTEM=trixie, its name'
 	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'
 	@echo 'make docs      the documents as a site, in build/site'
-	@echo 'make lint      ruff, its formatter, and mypy'
+	@echo 'make lint      ruff, its formatter, and mypy; oxlint and oxfmt for JavaScript'
 	@echo 'make bench     pg_mop against other ways of model selection;  make bench WORKLOAD=search RUNS=1'
 	@echo 'make papers    the experiments of the papers in the simulator, into docs/papers.md'
 	@echo 'make screenshots  of the live page, into docs/pictures'
@@ -161,8 +161,10 @@ docs: $(LOCAL)/packages
 reference:
 	@$(SYSTEM_PYTHON) -B tools/reference.py
 
+JAVASCRIPT = plpy_modules/pg_mop/report client/pg_mop_client/page
 lint: $(LOCAL)/packages
 	@$(VENV)/bin/python -m ruff check . && $(VENV)/bin/python -m ruff format --check --quiet . && $(VENV)/bin/python -m mypy
+	@$(VENV)/bin/oxlint --deny-warnings $(JAVASCRIPT) && $(VENV)/bin/oxfmt --check $(JAVASCRIPT)
 
 # the peers use the packages of .local/venv, so that all contenders run the same Keras
 $(LOCAL)/peers/installed: benchmarks/requirements.txt $(LOCAL)/packages

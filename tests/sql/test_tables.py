@@ -159,6 +159,7 @@ def test_a_long_source_is_answered_in_parts(shop):
             f"JOIN {within} p ON p.kept = jsonb_build_object(''id'', o.id)')"
         )
     )
+    assert "no source is open" in str(shop.error("SELECT * FROM mop_predict_rows(77)"))
     # a query that needs no row asks nothing
     for nothing in ("LIMIT 0", "WHERE false"):
         assert shop.run(f"SELECT * FROM mop_predict('no_such_model', source => 'orders') {nothing}") == []

@@ -1,17 +1,38 @@
 "use strict";
 // A call that trains is submitted as a job: the dialog shows the statement and what mop_explain tells about it first. Users' text
 // becomes text, never markup.
-window.pgMopSubmit = function ({ ask, say, message, refresh, button, $ }) {
+window.pgMopSubmit = function ({ ask, say, message, refresh, button }) {
     const { el } = window.pgMopReport;
-    const area = el("textarea", { id: "submit-sql", rows: "6", spellcheck: "false" }), plan = el("pre", { id: "submit-plan", tabindex: "0", hidden: "" });
-    const said = el("p", { role: "status", id: "submit-said" }), go = el("button", { id: "submit-go", disabled: "" }, "Submit");
-    const form = el("form", { id: "submit-form" }, el("h2", { id: "submit-title" }, "Submit a call"),
-        el("label", { for: "submit-sql" }, "One call that trains. The server runs it as a job, with your role's rights, independent of this page."), area, said, plan,
-        el("p", { class: "controls" }, button("Explain", explain, { id: "submit-explain" }), go, button("Cancel", () => dialog.close())));
+    const area = el("textarea", { id: "submit-sql", rows: "6", spellcheck: "false" }),
+        plan = el("pre", { id: "submit-plan", tabindex: "0", hidden: "" });
+    const said = el("p", { role: "status", id: "submit-said" }),
+        go = el("button", { id: "submit-go", disabled: "" }, "Submit");
+    const form = el(
+        "form",
+        { id: "submit-form" },
+        el("h2", { id: "submit-title" }, "Submit a call"),
+        el(
+            "label",
+            { for: "submit-sql" },
+            "One call that trains. The server runs it as a job, with your role's rights, independent of this page.",
+        ),
+        area,
+        said,
+        plan,
+        el(
+            "p",
+            { class: "controls" },
+            button("Explain", explain, { id: "submit-explain" }),
+            go,
+            button("Cancel", () => dialog.close()),
+        ),
+    );
     const dialog = el("dialog", { id: "submit-dialog", "aria-labelledby": "submit-title" }, form);
     document.body.append(dialog);
-    let accepted = null;  // the text that mop_explain has accepted
-    function settle() { go.disabled = accepted === null || area.value !== accepted; }
+    let accepted = null; // the text that mop_explain has accepted
+    function settle() {
+        go.disabled = accepted === null || area.value !== accepted;
+    }
     async function explain() {
         const command = area.value;
         said.textContent = "The server plans the call …";
@@ -59,7 +80,12 @@ window.pgMopSubmit = function ({ ask, say, message, refresh, button, $ }) {
     function buttons(sql) {
         const calls = sql.split(/;\s*\n(?=SELECT )|;\s*$/).filter(Boolean);
         if (!calls.every(call => CALL.test(call))) return [];
-        return calls.map((call, i) => button(calls.length > 1 ? `Submit ${i + 1}` : "Submit …", () => open(call, true), { class: "copy", "aria-label": "Submit: " + call }));
+        return calls.map((call, i) =>
+            button(calls.length > 1 ? `Submit ${i + 1}` : "Submit …", () => open(call, true), {
+                class: "copy",
+                "aria-label": "Submit: " + call,
+            }),
+        );
     }
     return { open, buttons };
 };

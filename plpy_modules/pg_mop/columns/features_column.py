@@ -29,12 +29,18 @@ class _Placed:
     wire: int
 
 
+def _indices(places: list[int]) -> slice | list[int]:
+    """Places as an index of numpy: as a slice, where they are one, which takes a fifth of the time for a row."""
+    first, after = places[0], places[-1] + 1
+    return slice(first, after) if places == list(range(first, after)) else places
+
+
 class _ScaledFeatures:
     """The scaled numbers of a packed column, which are computed together."""
 
     def __init__(self, placed: Sequence[_Placed]) -> None:
         has_indicator = [i for i, own in enumerate(placed) if own.feature.parameters["indicator"]]
-        self._wires, self._places = [own.wire for own in placed], [own.place for own in placed]
+        self._wires, self._places = (_indices(list(own)) for own in zip(*((one.wire, one.place) for one in placed)))
         self._with_indicator, self._indicators = has_indicator, [placed[i].place + 1 for i in has_indicator]
         self._scaling = Scaling([own.feature for own in placed])
 
@@ -42,8 +48,7 @@ class _ScaledFeatures:
         """Numbers [rows, number features] -> their elements of `packed`, which are 0."""
         from pg_mop.columns.binary import np
 
-        if self._wires != list(range(numbers.shape[1])):
-            numbers = numbers[:, self._wires]
+        numbers = numbers[:, self._wires]
         is_null = np.isnan(numbers)
         packed[:, self._places] = self._scaling.elements(numbers, is_null)
         if self._with_indicator:

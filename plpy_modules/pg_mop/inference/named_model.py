@@ -329,8 +329,7 @@ def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
     if model.regression:
         return [(_number_text(v) if math.isfinite(v) else None, None, None) for v in outputs[:, 0].tolist()]
     (labels, template), best = model.answer_form(outputs.shape[1]), outputs.argmax(1)
-    highest = outputs[np.arange(len(outputs)), best]
-    finite = np.isfinite(outputs).all(1).tolist()
+    highest, finite = outputs.max(1), np.isfinite(outputs.sum(1)).tolist()
     return [
         (labels[place], probability, template % tuple(row)) if is_finite else (None, None, None)
         for row, place, probability, is_finite in zip(outputs.tolist(), best.tolist(), highest.tolist(), finite)

@@ -11,7 +11,8 @@ window.pgMopTables = (function () {
         const all = [...heads(table), ...rows(table), ...rows(table).flatMap(within)];
         if (!all.length) return;
         const focused = table.contains(document.activeElement) ? document.activeElement : null;
-        const name = table.dataset.at, before = name ? all.find(own => own.dataset.focus === name) : null;
+        const name = table.dataset.at,
+            before = name ? all.find(own => own.dataset.focus === name) : null;
         const at = (focused && all.includes(focused) ? focused : null) || before || rows(table)[0] || all[0];
         for (const own of all) own.tabIndex = own === at ? 0 : -1;
     }
@@ -29,12 +30,15 @@ window.pgMopTables = (function () {
             settle(table);
         });
         table.addEventListener("keydown", event => {
-            const own = event.target, row = own.closest("tbody tr"), all = rows(table), titles = heads(table);
+            const own = event.target,
+                row = own.closest("tbody tr"),
+                all = rows(table),
+                titles = heads(table);
             if (own.matches("input:not([type=checkbox]), select, textarea")) return;
             const place = all.indexOf(row);
             let to = null;
             if (event.key === "ArrowDown") to = row ? all[place + 1] : all[0];
-            else if (event.key === "ArrowUp") to = row ? place ? all[place - 1] : titles[0] : null;
+            else if (event.key === "ArrowUp") to = row ? (place ? all[place - 1] : titles[0]) : null;
             else if (event.key === "Home") to = all[0];
             else if (event.key === "End") to = all[all.length - 1];
             else if (event.key === "ArrowRight" || event.key === "ArrowLeft") {
@@ -49,22 +53,28 @@ window.pgMopTables = (function () {
 
     // --- a report's tables: a heading sorts ----------------------------------------------------------------
     function sorting(table) {
-        const titles = [...table.querySelectorAll("th")], body = table.tBodies[0];
-        titles.forEach((head, column) => head.querySelector("button")?.addEventListener("click", () => {
-            const up = head.getAttribute("aria-sort") !== "ascending";
-            titles.forEach(h => h.removeAttribute("aria-sort"));
-            head.setAttribute("aria-sort", up ? "ascending" : "descending");
-            const numeric = head.classList.contains("number");
-            const value = row => {
-                const cell = row.cells[column], text = cell.dataset.v || cell.textContent;
-                return numeric ? text === "" ? NaN : +text.replace(/,/g, "") : text;
-            };
-            const sorted = [...body.rows].map(row => [value(row), row]).sort(([a], [b]) => {
-                if (numeric) return isNaN(a) ? isNaN(b) ? 0 : 1 : isNaN(b) ? -1 : (a - b) * (up ? 1 : -1);
-                return a === "" ? b === "" ? 0 : 1 : b === "" ? -1 : a.localeCompare(b) * (up ? 1 : -1);
-            });
-            body.append(...sorted.map(([, row]) => row));
-        }));
+        const titles = [...table.querySelectorAll("th")],
+            body = table.tBodies[0];
+        titles.forEach((head, column) =>
+            head.querySelector("button")?.addEventListener("click", () => {
+                const up = head.getAttribute("aria-sort") !== "ascending";
+                titles.forEach(h => h.removeAttribute("aria-sort"));
+                head.setAttribute("aria-sort", up ? "ascending" : "descending");
+                const numeric = head.classList.contains("number");
+                const value = row => {
+                    const cell = row.cells[column],
+                        text = cell.dataset.v || cell.textContent;
+                    return numeric ? (text === "" ? NaN : +text.replace(/,/g, "")) : text;
+                };
+                const sorted = [...body.rows]
+                    .map(row => [value(row), row])
+                    .sort(([a], [b]) => {
+                        if (numeric) return isNaN(a) ? (isNaN(b) ? 0 : 1) : isNaN(b) ? -1 : (a - b) * (up ? 1 : -1);
+                        return a === "" ? (b === "" ? 0 : 1) : b === "" ? -1 : a.localeCompare(b) * (up ? 1 : -1);
+                    });
+                body.append(...sorted.map(([, row]) => row));
+            }),
+        );
     }
     // (the live page has no table yet, and sorts on the server)
     for (const table of document.querySelectorAll("table")) {

@@ -16,8 +16,8 @@ from pg_mop.inference.named_model import Answer, NamedModel, RowReader
 
 Row = tuple[Any, ...]  # kept columns as JSON, prediction, probability, probabilities
 
-# sources that calls of this session read, by number: (the transaction's time, parts of rows)
-_opened: dict[int, tuple[str, Iterator[list[Row]]]] = {}
+# sources that calls of this session read, by number: (the transaction's time and the role, parts of rows)
+_opened: dict[int, tuple[tuple[str, str], Iterator[list[Row]]]] = {}
 _numbers = itertools.count(1)
 
 
@@ -29,24 +29,26 @@ def mop_predict_source(
     named = NamedModel.find(db, model, version, asks=True)
     reader = RowReader(db, source, named)
     names = reader.kept(split_names(keep))
-    transaction = db.value("SELECT now()::text")
-    for number, (opened_in, parts) in list(_opened.items()):
-        if opened_in != transaction:  # a call that an error has ended
+    place = _place(db)
+    for number, ((time, _), parts) in list(_opened.items()):
+        if time != place[0]:  # a call that an error has ended
             del _opened[number]
             with contextlib.suppress(ValueError):  # its cursor has ended with its transaction
                 parts.close()  # type: ignore[attr-defined]
     number = next(_numbers)
-    _opened[number] = transaction, _parts(db, session, named, reader, names)
+    _opened[number] = place, _parts(db, session, named, reader, names)
     return number
 
 
 @with_trainer(keeps=True)
 def mop_predict_rows(db: Database, session: Session, opened: int) -> list[Row]:
     """The answers for the next rows of a source, in its order; an empty list after the last."""
-    _, parts = _opened.pop(opened)
+    place, parts = _opened.pop(opened, (None, iter(())))
+    if place != _place(db):
+        raise MopError(f"no source is open as {opened}", hint="SELECT * FROM mop_predict('model', source => 'table');")
     rows = next(parts, [])
     if rows:
-        _opened[opened] = _, parts
+        _opened[opened] = place, parts
     else:
         give_back_at_end(session)
     return rows
@@ -60,6 +62,13 @@ def mop_predict_few(
     named = NamedModel.find(db, model, version, asks=True)
     parts = _parts(db, session, named, RowReader(db, source, named), [])
     return [(*answer, named.prediction_type) for part in parts for _, *answer in part]
+
+
+def _place(db: Database) -> tuple[str, str]:
+    """The time of the transaction, and the role whose rights are in force."""
+    row = db.one("SELECT now()::text AS time, current_user::text AS role")
+    assert row is not None
+    return row["time"], row["role"]
 
 
 def _parts(
