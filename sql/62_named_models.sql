@@ -20,8 +20,9 @@ from pg_mop.api.tables import named_models
 named_models.mop_use_version(plpy, *args)
 $$;
 
--- Users let another role predict with a named model with this.
-CREATE FUNCTION @extschema@.mop_share(name text, role text) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+-- Users let another role read a named model with this, or only ask it.
+CREATE FUNCTION @extschema@.mop_share(name text, role text, what text DEFAULT 'model') RETURNS void
+LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api.tables import named_models
 named_models.mop_share(plpy, *args)

@@ -12,7 +12,7 @@ BEGIN
         'madlib_keras_predict_byom', 'mop_export_model', 'mop_export_parts', 'mop_import_model', 'mop_train',
         'mop_pack', 'mop_split', 'mop_architecture', 'mop_deploy', 'mop_use_version', 'mop_share', 'mop_predict',
         'mop_probability', 'mop_class', 'mop_number', 'mop_predict_into', 'mop_evaluate', 'mop_confusion_matrix', 'mop_class_report', 'mop_regression_report',
-        'mop_roc_curve', 'mop_calibration', 'mop_importance', 'mop_drift', 'mop_compare', 'mop_baselines', 'mop_space']
+        'mop_roc_curve', 'mop_calibration', 'mop_importance', 'mop_explain_answer', 'mop_drift', 'mop_compare', 'mop_baselines', 'mop_space']
     LOOP
         -- (Greenplum has no procedures)
         CONTINUE WHEN NOT EXISTS (

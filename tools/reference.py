@@ -251,6 +251,7 @@ GROUPS = {
         "mop_roc_curve",
         "mop_calibration",
         "mop_importance",
+        "mop_explain_answer",
         "mop_feature_info",
         "mop_drift",
         "mop_model_report",

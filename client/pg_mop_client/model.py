@@ -212,6 +212,25 @@ class Model:
         """The drop of accuracy or R2 when a column is permuted: column_name, importance, deviation; largest first."""
         return self._report("mop_importance", data, seed=seed)
 
+    def explain_answer(
+        self, data: pandas.DataFrame, label: str | None = None, background: Any = None, seed: int = 0
+    ) -> pandas.DataFrame:
+        """Why the rows of a DataFrame have their answers: column_name, value, contribution, deviation, with its index.
+
+        `label`: the class whose log odds are explained (None: the answer). `background`: rows with which each is compared;
+        None: those that the version was trained on.
+        """
+        number = f"mop_row_{uuid.uuid4().hex[:8]}"
+        compared = contextlib.nullcontext(None) if background is None else self._source(background)
+        with self._source(tables.checked(data), number) as rows, compared as source:
+            found = self._frame(
+                f"SELECT t.{number}, e.* FROM {rows} t, {self._schema}.mop_explain_answer("
+                ":model, t, :label, :source, :version, :seed) e",
+                **{"model": self.name, "label": label, "source": source, "version": self.version, "seed": seed},
+            ).sort_values(number, kind="stable")
+        found.index = data.index[found.pop(number)]
+        return found
+
     def drift(self, data: Any) -> pandas.DataFrame:
         """How far columns are from those of training: column_name, stability, shares of NULL, verdict."""
         return self._report("mop_drift", data)

@@ -142,6 +142,13 @@ def test_reports_agree_with_the_predictions(model, people):
     assert roc.false_positive_rate.is_monotonic_increasing and roc.true_positive_rate.iloc[-1] == 1
     assert model.calibration(people).row_count.sum() == ROWS
     assert model.importance(people).importance.is_monotonic_decreasing
+    few = people.iloc[[7, 3]]
+    why = model.explain_answer(few, "true", background=people)
+    odds = model.predict(few, probabilities=True)["probability of true"]
+    assert why.contribution.groupby(level=0).sum().sort_index().tolist() == pytest.approx(
+        numpy.log(odds / (1 - odds)).sort_index().tolist(), abs=1e-3
+    )
+    assert (why[why.column_name == "plan"].value == few.plan).all() and len(model.explain_answer(few)) == len(why)
     older = people.assign(age=people.age + 40)
     drift = model.drift(older).set_index("column_name")
     assert drift.verdict["age"] == "drifted" and drift.verdict["plan"] == "stable"

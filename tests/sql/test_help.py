@@ -9,7 +9,7 @@ from support.functions import NAMES
 
 OF_PREDICTION = set(
     "mop_predict_row mop_predict_source mop_predict_rows mop_predict_few mop_answer mop_row mop_large_row "
-    "mop_trained_columns".split()
+    "mop_trained_columns mop_explain_row mop_place_of_version mop_hand_over".split()
 )  # which the functions for users call
 
 
@@ -27,7 +27,7 @@ def test_help_and_usage(db, name):
         "SELECT max(proargnames[1:pronargs]::text) FROM pg_proc WHERE proname = %s AND pronargs > 1", [name]
     )
     for argument in arguments.strip("{}").split(","):
-        assert re.search(rf"^    (\w+ or )?{argument},? ", min(usages), re.M), argument
+        assert re.search(rf'^    (\w+ or )?"?{argument}"?,? ', min(usages), re.M), argument
     if name.startswith("mop_"):  # their own first argument is no word
         assert "more than one argument" in str(db.error(f"SELECT madlib.{name}('nonsense')"))
     else:

@@ -7,4 +7,4 @@ mop_fit_multiple_model mop_export_model mop_export_parts mop_import_model mop_se
 mop_stop_trial mop_add_trial mop_more
 mop_train mop_pack mop_split mop_architecture mop_deploy mop_use_version mop_share mop_predict
 mop_predict_into mop_evaluate mop_confusion_matrix mop_class_report mop_regression_report mop_roc_curve
-mop_calibration mop_importance mop_drift mop_compare mop_baselines mop_space""".split()
+mop_calibration mop_importance mop_explain_answer mop_drift mop_compare mop_baselines mop_space""".split()

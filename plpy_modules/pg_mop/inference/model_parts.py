@@ -42,13 +42,18 @@ def part_query(db: Database, model: str, table: Table, source: str) -> str | Non
     if query is None or is_callers_own:
         return query
     if db.find_table(source) is None:
-        raise MopError(
-            f'it is not certain who gave model "{model}" the query of part "{source}"',
-            detail="Your role did not. The stored query would be read with your rights. Name it if you trust it.",
-            hint=f"source => {quote_literal(query)}",
-            sqlstate="42501",
-        )
+        raise uncertain(model, source, query)
     return None
+
+
+def uncertain(model: str, part: str, query: str) -> MopError:
+    """The error for the query of a part that another role has written."""
+    return MopError(
+        f'it is not certain who gave model "{model}" the query of part "{part}"',
+        detail="Your role did not. The stored query would be read with your rights. Name it if you trust it.",
+        hint=f"source => {quote_literal(query)}",
+        sqlstate="42501",
+    )
 
 
 def stored_part(db: Database, table: Table, version: int, part: str) -> tuple[str | None, bool]:

@@ -32,25 +32,9 @@ from pg_mop.inference.keras_net import KerasNet
 from pg_mop.inference.model import Model
 from pg_mop.inference.model_parts import part_query
 from pg_mop.inference.row_inputs import RowInputs
+from pg_mop.inference.version_rows import COLUMNS, SharedRows, VersionRows
 from pg_mop.packing.row_source import in_brackets, is_query
 
-# the columns of the table, in order
-COLUMNS = {
-    "version": "integer PRIMARY KEY",
-    "in_use": "boolean NOT NULL",
-    "created": "timestamptz NOT NULL DEFAULT now()",
-    "target": "text NOT NULL",
-    "kind": "text NOT NULL",
-    "metrics": "jsonb",
-    "description": "text",
-    "statement": "text",
-    "details": "jsonb",
-    "transform": "json NOT NULL",
-    "compile_params": "text",
-    "fit_params": "text",
-    "model_arch": "json NOT NULL",
-    "model_weights": "bytea NOT NULL",
-}
 TYPES = {name: definition.split()[0] for name, definition in COLUMNS.items()}
 # SQL: pg_class row c is a model: a plain table with the columns above, of PostgreSQL's own types. A value of another type
 # would run its owner's functions with the reader's rights.
@@ -74,7 +58,7 @@ KEPT = 8  # models that a session keeps
 # of a row: a class with its probability and those of all classes (JSON), or a number
 Answer = tuple[str | None, float | None, str | None]
 Computer = Callable[[Sequence[Any]], "list[np.ndarray]"]  # inputs [rows, ...] -> outputs: a forward.Net, or a KerasNet
-_kept: dict[tuple[int, int | None], NamedModel] = {}
+_kept: dict[tuple[int, int | None, bool], NamedModel] = {}
 
 
 class NamedModel(RowInputs, Model):
@@ -82,6 +66,8 @@ class NamedModel(RowInputs, Model):
 
     version: int
     key: tuple[str, str]
+    rows: VersionRows  # how they are read
+    weight_bytes: int
     code: CustomCode | None  # that its architecture needs
     place_query: str  # SQL: where the row of the version in use is, or of the version that was asked for
     told: set[str]  # columns of whose unseen values the session has been told
@@ -90,37 +76,36 @@ class NamedModel(RowInputs, Model):
     _needs_trainer = False  # True once it is known that a trainer must compute the net
 
     @classmethod
-    def find(cls, db: Database, name: str | None, version: int | None = None) -> NamedModel:
-        """The version of the model that is in use, or another. Raises MopError."""
-        table = table_of(db, name)
-        query = _place_query(table, version)
+    def find(cls, db: Database, name: str | None, version: int | None = None, asks: bool = False) -> NamedModel:
+        """The version of the model that is in use, or another; `asks`: also of a model that the caller may only ask, for
+        functions that return answers alone. Raises MopError."""
+        shared = SharedRows.of(db, name) if asks else None
+        rows = VersionRows(table_of(db, name)) if shared is None else shared
+        if shared is not None:
+            _check_model(db, str(name), shared.table)
+        table, query = rows.table, rows.place_sql(db, version)
         row = db.one(query)
         if row is None:
             raise MopError(
                 f'model "{name}" has no version {version}'
                 if version is not None
                 else f'no version of model "{name}" is in use',
-                hint=f"SELECT version, in_use, metrics FROM {table};",
+                hint=f"SELECT version, in_use, metrics FROM {table};" if shared is None else None,
             )
-        key = row["place"], row["writer"]
-        model = _kept.get((table.oid, version))
+        key, kept_as = (row["place"], row["writer"]), (table.oid, version, shared is not None)
+        model = _kept.get(kept_as)
         if model is None or model.key != key:
             while len(_kept) >= KEPT:
                 _kept.pop(next(iter(_kept)))
-            model = _kept[table.oid, version] = cls(db, str(name), table, row["version"], key)
+            model = _kept[kept_as] = cls(db, str(name), rows, row["version"], key)
         elif model.code is not None:  # its table may have changed since
             model.code.check(db, model.what)
         model.place_query = query
         return model
 
-    def __init__(self, db: Database, name: str, table: Table, version: int, key: tuple[str, str]) -> None:
-        self.name, self.table, self.version, self.key = name, table, version, key
-        row = db.one(
-            f"SELECT transform::text AS transform, model_arch::text AS arch, kind, target, details::text AS details, "
-            f"{weights.reference_sql('model_weights')} AS reference, {_lacking_sql()} AS lacking "
-            f"FROM {table} WHERE version = {version}"
-        )
-        assert row is not None
+    def __init__(self, db: Database, name: str, rows: VersionRows, version: int, key: tuple[str, str]) -> None:
+        self.name, self.rows, self.table, self.version, self.key = name, rows, rows.table, version, key
+        row = rows.row(db, version)
         if row["lacking"]:
             raise MopError(
                 f'version {version} of model "{name}" cannot be used: {row["lacking"]} is NULL', sqlstate="22004"
@@ -128,7 +113,7 @@ class NamedModel(RowInputs, Model):
         self.kind, self.target = row["kind"], row["target"]
         self.regression, self.told = self.kind == "regression", set()
         what = f'version {version} of model "{name}"'
-        self.source = weights.find(db, table, f"version = {version}", row["reference"], what, lock=False)
+        self.source, self.weight_bytes = rows.source(db, version, row["reference"], what), row["bytes"]
         with _reading(what):
             self.transform = transform_from_json(json.loads(row["transform"]))
             outputs = len(self.transform.outputs)
@@ -177,8 +162,10 @@ class NamedModel(RowInputs, Model):
         """A digest of all that decides the net's outputs: its architecture, code and weights."""
         if self._digest is None:
             made = hashlib.sha256(json.dumps([self.architecture_text, *self.objects]).encode())
-            for part in (*self.objects.values(), *self.source.pieces(db)):
-                made.update(hashlib.sha256(part).digest())
+            for pickle in self.objects.values():
+                made.update(hashlib.sha256(pickle).digest())
+            for piece in self.source.pieces(db):
+                made.update(piece)
             self._digest = made.hexdigest()
         return self._digest
 
@@ -186,9 +173,8 @@ class NamedModel(RowInputs, Model):
         """The net for this process; None where a trainer must compute it: it has other layers, code, or many weights, or its
         columns need a trainer."""
         if self._net is None and not self._needs_trainer:
-            size = db.value(f"SELECT octet_length(w) FROM ({self.source.sql}) AS model(w)")
             is_whole = self.code is None and self.source.reference is None
-            if is_whole and obstacle(self.inputs, self.architecture_text, size) is None:
+            if is_whole and obstacle(self.inputs, self.architecture_text, self.weight_bytes) is None:
                 net = forward.compiled(self.architecture, self.source.read(db))
                 self._net, self.outputs, self.steps = net, [net.shapes[0][0]], [[]]
             self._needs_trainer = self._net is None
@@ -333,22 +319,6 @@ def computed_by(row: Mapping[str, Any]) -> str:
     return "backend" if reason is None else f"trainer: {reason}"
 
 
-def _place_query(table: Table, version: int | None) -> str:
-    """SQL: the place of a version's row in the table, and its writer; None: of the version in use."""
-    where = "in_use" if version is None else f"version = {version}"
-    # a TRUNCATE within a transaction gives the next row the place and the writer of the one before
-    return (
-        "SELECT version, concat_ws(' ', pg_relation_filenode(tableoid), ctid, cmin) AS place, xmin::text AS writer "
-        f"FROM {table} WHERE {where}"
-    )
-
-
-def _lacking_sql() -> str:
-    """SQL: the first column of a model's row that is NULL and must not be."""
-    needed = [column for column, definition in COLUMNS.items() if "NOT NULL" in definition]
-    return f"CASE {' '.join(f'WHEN {column} IS NULL THEN {quote_literal(column)}' for column in needed)} END"
-
-
 def _reading(what: str) -> AbstractContextManager[None]:
     """An error in what the model's row stores, perhaps by another role's hand, becomes an error for the caller."""
     return understood(f"{what} cannot be used: its transform does not suit its net")
@@ -378,7 +348,8 @@ class RowReader:
         """Raises MopError where a column has a type that the model cannot read."""
         self.db, self.model, self.is_query = db, model, is_query(source)
         part = None
-        if isinstance(model, NamedModel) and source and not self.is_query:
+        self._may_tell = not (isinstance(model, NamedModel) and isinstance(model.rows, SharedRows))
+        if isinstance(model, NamedModel) and self._may_tell and source and not self.is_query:
             part = part_query(db, model.name, model.table, source)
         self.origin, self.columns, self.exact_types = origin_of(db, source, part)
         self.types, zones = model.types(), model.zones()
@@ -443,12 +414,7 @@ class RowReader:
 
     def tell_missing(self) -> None:
         """Tell the caller once which columns the rows do not have."""
-        if self.missing:
-            self.db.notice(
-                f"{len(self.missing)} column{'s' * (len(self.missing) > 1)} of training rows "
-                f"{'are' if len(self.missing) > 1 else 'is'} missing: {', '.join(self.missing)}",
-                detail="NULL is taken instead.",
-            )
+        tell_missing(self.db, self.missing)
 
     def tell_unseen(self, unseen: dict[str, list[str]]) -> None:
         """Tell the caller once which categories training rows did not have."""
@@ -459,7 +425,7 @@ class RowReader:
         """The values of a category of an enum that are no labels of it any more: they have been renamed."""
         features = (f for column in self.model.inputs for f in column.features)
         feature = next((f for f in features if f.name == name and isinstance(f, Category)), None)
-        if feature is None or feature.column not in self.exact_types:
+        if not self._may_tell or feature is None or feature.column not in self.exact_types:
             return []
         labels = self.db.execute(
             "SELECT enumlabel::text AS v FROM pg_enum WHERE enumtypid = to_regtype($1)",
@@ -467,6 +433,16 @@ class RowReader:
             [self.exact_types[feature.column]],
         )
         return sorted(set(feature.parameters["values"]).difference(row["v"] for row in labels)) if labels else []
+
+
+def tell_missing(db: Database, missing: Sequence[str]) -> None:
+    """Tell the caller which columns of training rows are missing."""
+    if missing:
+        db.notice(
+            f"{len(missing)} column{'s' * (len(missing) > 1)} of training rows "
+            f"{'are' if len(missing) > 1 else 'is'} missing: {', '.join(missing)}",
+            detail="NULL is taken instead.",
+        )
 
 
 def tell_unseen(db: Database, unseen: dict[str, list[str]], lost: dict[str, list[str]]) -> None:
@@ -516,6 +492,12 @@ def table_of(db: Database, name: str | None) -> Table:
         raise MopError("no model is named", hint=f"SELECT * FROM {db.extension}.mop_models;")
     db.check_engine("a named model")
     table = db.input_table(name, "model", hint=f"SELECT * FROM {db.extension}.mop_models;", rows=False)
+    _check_model(db, name, table)
+    return table
+
+
+def _check_model(db: Database, name: str, table: Table) -> None:
+    """Raises MopError where a table is no model, or where to read it would run code of another role."""
     row = db.one(
         f"SELECT {IS_MODEL} AS is_model, {IS_SAFE} AS is_safe, NOT EXISTS (SELECT 1 FROM pg_class c WHERE c.relname = $2 "
         f"AND c.relnamespace = own.relnamespace AND c.relkind = 'r' AND NOT {IS_SAFE}) AS has_safe_parts "
@@ -540,7 +522,6 @@ def table_of(db: Database, name: str | None) -> Table:
         raise _unsafe(f'model "{name}"', table)
     if not row["has_safe_parts"]:
         raise _unsafe(f'the table of the weights of model "{name}"', table)
-    return table
 
 
 def _unsafe(what: str, table: Table) -> MopError:

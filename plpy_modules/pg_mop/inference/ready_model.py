@@ -30,7 +30,7 @@ class ReadyModel:
     def __init__(self, db: Database, state: CatalogState, model: NamedModel, net: Computer) -> None:
         self.model, self._query = model, model.place_query
         self.checked(state, net)
-        self._hold = db.plpy.prepare(f"SELECT {db.extension}.mop_hold($1::oid::regclass)", ["oid"])
+        self._hold = db.plpy.prepare(model.rows.hold_sql(db), ["oid"])
         # one statement: each costs a subtransaction of its own
         row_query = f"SELECT * FROM ({self._query}) AS place, ({model.row_query}) AS wires"
         self._row = db.plpy.prepare(row_query, ["json"])

@@ -67,6 +67,7 @@ ASKED = [
     "SELECT * FROM mop_evaluate('beans_model', 'beans')",
     "SELECT * FROM mop_confusion_matrix('beans_model', 'SELECT * FROM beans WHERE id > 9') ORDER BY 1, 2",
     "SELECT * FROM mop_importance('beans_model', 'beans')",
+    "SELECT e.* FROM beans b, mop_explain_answer('beans_model', b, source => 'beans') e WHERE b.id = 7",
     "SELECT * FROM mop_drift('beans_model', 'beans')",
     "SELECT mop_model_report('beans_model', 'beans', 'json')::jsonb - 'made_at'",
     "SELECT * FROM mop_feature_info('beans_model')",
@@ -85,6 +86,21 @@ def test_the_standby_follows_the_version_in_use(primary, standby):
     in_use = "SELECT version FROM mop_models WHERE in_use"
     assert eventually(lambda: standby.value(in_use) == 2)
     assert standby.value("SELECT count(*) FROM mop_predict('beans_model', source => 'beans', version => 1)") == 80
+
+
+def test_a_role_that_may_only_ask_asks_the_standby(primary, standby):
+    primary.run(
+        "CREATE ROLE asker LOGIN; GRANT mop_user TO asker; GRANT SELECT ON beans TO asker; "
+        "SELECT mop_share('beans_model', 'asker', what => 'answers')"
+    )
+    ask = "SELECT count(madlib.mop_class('beans_model', b)) FROM beans b"
+    arrived = (
+        "SELECT attacl IS NOT NULL FROM pg_attribute WHERE attrelid = 'beans_model'::regclass AND attname = 'tableoid'"
+    )
+    assert eventually(lambda: standby.value(arrived))
+    asker = standby.another("asker")
+    assert asker.value(ask) == 80 and asker.error("SELECT * FROM beans_model").pgcode == "42501"
+    asker.close()
 
 
 def test_writing_is_refused_in_words(standby):

@@ -105,6 +105,7 @@ mop_roc_curve('cells_named', 'cells', NULL, {1})
 mop_regression_report('cells_named', 'cells', {1})
 mop_calibration('cells_named', 'cells', NULL, {1})
 mop_importance('cells_named', 'cells', {1}, {3})
+mop_explain_answer('cells_named', c, NULL, 'cells', {1}, {3}) FROM cells c WHERE id = 1
 mop_feature_info('cells_named', {1})
 mop_drift('cells_named', 'cells', {1})
 mop_model_report('cells_named', 'cells', 'json', {1})

@@ -334,9 +334,11 @@ SELECT {schema}.mop_use_version('churn', 1);
         "model",
     ),
     "mop_share": (
-        "Lets a role predict with a named model and see its versions.",
+        "Lets a role ask a named model (what => 'answers'), or read it with its weights, or neither (what => 'nothing').",
         """
-SELECT {schema}.mop_share('churn', current_user);
+SELECT {schema}.mop_share('churn', 'mop_user', what => 'answers');   -- members of mop_user ask, and see nothing of the model
+SELECT {schema}.mop_share('churn', 'mop_user', what => 'model');     -- they also read its table
+SELECT {schema}.mop_share('churn', 'mop_user', what => 'nothing');   -- neither
 """,
         "model",
     ),
@@ -427,6 +429,13 @@ SELECT * FROM {schema}.mop_calibration('churn', 'churn_test', label => 'yes');
         "Permutes each column in turn, and returns how much accuracy or R2 drops.",
         """
 SELECT * FROM {schema}.mop_importance('churn', 'churn_test');
+""",
+        "model",
+    ),
+    "mop_explain_answer": (
+        "Returns what each column of a row adds to a named model's answer: to the log odds of a class, or to the number.",
+        """
+SELECT e.* FROM customers c, {schema}.mop_explain_answer('churn', c) AS e WHERE c.id = 7;
 """,
         "model",
     ),

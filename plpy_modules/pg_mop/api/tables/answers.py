@@ -65,7 +65,7 @@ def mop_predict_row(
         return [(None, None, None)]
     if not row.lstrip().startswith("{"):
         raise _no_row(db, model, None)
-    named = NamedModel.find(db, model, version)
+    named = NamedModel.find(db, model, version, asks=True)
     row = named.without_nul(row)
     try:
         rows = session.query(named.row_query, ("json",), (row,))
@@ -92,7 +92,7 @@ def mop_trained_columns(plpy: Any, model: str | None, version: float | None, pat
 
 @sql_function
 def _trained_columns(db: Database, model: str | None, version: int | None) -> list[str]:
-    return list(NamedModel.find(db, model, version).types())
+    return list(NamedModel.find(db, model, version, asks=True).types())
 
 
 def _no_row(db: Database, model: str | None, text: str | None) -> MopError:

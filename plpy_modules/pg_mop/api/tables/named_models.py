@@ -13,7 +13,8 @@ from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.columns import Transform
 from pg_mop.inference.custom_code import KEY, CustomCode
-from pg_mop.inference.named_model import COLUMNS, IS_MODEL, IS_SAFE, computed_by, table_of
+from pg_mop.inference.named_model import IS_MODEL, IS_SAFE, computed_by, table_of
+from pg_mop.inference.version_rows import COLUMNS, MARK
 
 
 @sql_function
@@ -155,12 +156,18 @@ def switch(db: Database, table: str, number: int) -> None:
     db.execute(f"UPDATE {table} SET in_use = true WHERE version = {number} AND NOT in_use")
 
 
+SHARED = ("model", "answers", "nothing")
+
+
 @sql_function
-def mop_share(db: Database, name: str | None, role: str | None) -> None:
-    """Let a role predict with the model and see its versions, and no more."""
+def mop_share(db: Database, name: str | None, role: str | None, what: str | None) -> None:
+    """Let a role read the model, or only ask it, or neither. Raises MopError."""
     table = table_of(db, name)
     if role is None or not role.strip():
         raise MopError("no role is named", sqlstate="22004", hint="SELECT rolname FROM pg_roles;")
+    again = f"SELECT {db.extension}.mop_share({quote_literal(name)}, {quote_literal(role)}, what => 'answers');"
+    if what not in SHARED:
+        raise MopError(f"what must be one of {', '.join(map(repr, SHARED))}, not {what!r}", hint=again)
     if db.one("SELECT 1 AS x FROM pg_roles WHERE rolname = $1", ["text"], [role]) is None:
         raise MopError(f'role "{role}" does not exist', sqlstate="42704", hint="SELECT rolname FROM pg_roles;")
     quoted = quote_identifier(role)
@@ -171,7 +178,25 @@ def mop_share(db: Database, name: str | None, role: str | None) -> None:
             sqlstate="42501",
         )
     parts = weights.existing(db, str(table))
-    db.execute(f"GRANT SELECT ON {table}{f', {parts}' if parts else ''} TO {quoted}")
+    tables = f"{table}{f', {parts}' if parts else ''}"
+    if what == "nothing":
+        db.execute(f"REVOKE SELECT ON {tables} FROM {quoted}")  # and on all columns
+    elif what == "answers":
+        db.execute(f"GRANT SELECT ({MARK}) ON {table} TO {quoted}")
+    else:
+        db.execute(f"GRANT SELECT ON {tables} TO {quoted}")
+    column = {"answers": "transform", "nothing": MARK}.get(what)
+    if column and db.value(
+        "SELECT has_column_privilege($1, $2, $3, 'SELECT')", ["text", "oid", "text"], [role, table.oid, column]
+    ):
+        db.warning(
+            f'role "{role}" may {"ask" if column == MARK else "read"} model {table} nevertheless',
+            detail="It owns the table, is a superuser, or has the right from an earlier grant or from another role.",
+            hint=f"REVOKE SELECT ON {tables} FROM {quoted}; -- by whoever gave it"
+            + (f"\n{again}" if what == "answers" else ""),
+        )
+    if what == "nothing":
+        return
     if not db.value("SELECT has_schema_privilege($1, $2, 'USAGE')", ["text", "text"], [role, table.schema]):
         db.warning(
             f'role "{role}" may not use schema "{table.schema}" of the model',

@@ -26,7 +26,7 @@ def mop_predict_source(
     db: Database, session: Session, model: str | None, source: str | None, keep: str | None, version: int | None
 ) -> int:
     """Open a source for `mop_predict_rows`; returns its number."""
-    named = NamedModel.find(db, model, version)
+    named = NamedModel.find(db, model, version, asks=True)
     reader = RowReader(db, source, named)
     names = reader.kept(split_names(keep))
     place = _place(db)
@@ -59,7 +59,7 @@ def mop_predict_few(
     db: Database, session: Session, model: str | None, source: str | None, version: int | None
 ) -> list[Row]:
     """The answers for all rows of a source, in its order, each with the SQL type of the predictions."""
-    named = NamedModel.find(db, model, version)
+    named = NamedModel.find(db, model, version, asks=True)
     parts = _parts(db, session, named, RowReader(db, source, named), [])
     return [(*answer, named.prediction_type) for part in parts for _, *answer in part]
 
@@ -94,7 +94,7 @@ def mop_predict_into(
     version: int | None,
 ) -> int:
     """Write the answers into a new table: the kept columns, prediction, probability, probabilities. Returns the rows."""
-    named = NamedModel.find(db, model, version)
+    named = NamedModel.find(db, model, version, asks=True)
     reader = RowReader(db, source, named)
     kept_columns = reader.kept(split_names(keep))
     table = db.output_table(output)
