@@ -144,7 +144,9 @@ def test_the_nets_of_mop_architecture(body):
 def test_an_ensemble_is_the_weighted_mean_of_its_members_and_has_their_weights():
     codes = [("Embedding", {"input_dim": 10, "output_dim": 6}), ("Flatten", {})]
     given = [nets.Input("features", (4,)), nets.Input("codes", (2,), codes)]
-    made = [nets.architecture(given, [nets.Output("y", 3)], nets.BODIES[body]) for body in ("small", "residual", "linear")]
+    made = [
+        nets.architecture(given, [nets.Output("y", 3)], nets.BODIES[body]) for body in ("small", "residual", "linear")
+    ]
     members = [architecture.check(text) for text in made]
     net = architecture.check(ensemble.joined(list(zip(members, (0.5, 0.2, 0.3)))))
     model = keras.models.model_from_json(json.dumps(net))
@@ -159,7 +161,9 @@ def test_an_ensemble_is_the_weighted_mean_of_its_members_and_has_their_weights()
 
 
 def test_a_model_within_a_model_takes_the_shapes_that_it_names():
-    net = architecture.check(keras.Sequential([keras.Input((4,)), keras.Sequential([keras.Input((4,)), layers.Dense(2)])]).to_json())
+    net = architecture.check(
+        keras.Sequential([keras.Input((4,)), keras.Sequential([keras.Input((4,)), layers.Dense(2)])]).to_json()
+    )
     assert forward.compiled(net, b"\0" * 40).shapes == [(2,)]
     net["config"]["layers"][0]["config"]["batch_shape"] = [None, 1]
     with pytest.raises(forward.Unsupported, match="other shapes"):

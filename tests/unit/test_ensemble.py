@@ -26,7 +26,7 @@ def cases(seed):
     """(answers, loss) of classes, and of numbers."""
     random = np.random.default_rng(seed)
     truth = random.normal(size=30)
-    yield random.beta(2, 1, (6, 30)), log_loss
+    yield random.beta(2, 1, (6, 30)), log_loss(random.uniform(0, 2, 30))
     yield truth + random.normal(0, random.uniform(0.3, 1, (6, 1)), (6, 30)), squared_error(truth)
 
 
@@ -57,13 +57,13 @@ def test_a_mean_of_opposite_errors_has_none():
 
 def test_of_equal_members_the_first_alone_is_chosen():
     answers = np.tile(np.linspace(0.1, 0.9, 7), (4, 1))
-    assert select(answers, log_loss).tolist() == [1, 0, 0, 0]
+    assert select(answers, log_loss()).tolist() == [1, 0, 0, 0]
 
 
 def test_members_without_finite_answers_are_never_chosen():
     answers = np.array([[np.nan, 0.9], [0.5, 0.5], [np.inf, 1.0]])
-    assert select(answers[:2], log_loss).tolist() == [0, 1]
+    assert select(answers[:2], log_loss()).tolist() == [0, 1]
     truth = np.zeros(2)
     assert select(answers, squared_error(truth)).tolist() == [0, 1, 0]
     assert select(answers[[0, 2]], squared_error(truth)).tolist() == [0, 0]
-    assert select(np.zeros((0, 4)), log_loss).tolist() == []
+    assert select(np.zeros((0, 4)), log_loss()).tolist() == []

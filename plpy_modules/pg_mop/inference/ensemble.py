@@ -33,8 +33,9 @@ def select(answers: np.ndarray, loss: Loss, steps: int = STEPS, most: int = MOST
     libraries of models", sections 2 and 2.1).
 
     `answers` [members, rows]. Each step adds the member with which the mean of all chosen answers has the least loss: of equal
-    ones a member that is in, the one that is in most often. At most `most` different members are chosen. The result is that of the step
-    with the least loss: on these rows, never worse than the best member alone. All are 0 where no member has a finite loss.
+    ones a member that is in, the one that is in most often. At most `most` different members are chosen. The result is that
+    of the step with the least loss: on these rows, never worse than the best member alone. All are 0 where no member has a
+    finite loss.
 
     >>> truth = np.array([0.0, 1.0, 2.0])
     >>> select(np.array([truth - 0.2, truth + 0.1, truth + 3]), squared_error(truth), steps=3).tolist()
@@ -63,23 +64,27 @@ def select(answers: np.ndarray, loss: Loss, steps: int = STEPS, most: int = MOST
     return chosen
 
 
-def log_loss(chances: np.ndarray) -> np.ndarray:
-    """The cross-entropy of classes. `chances` [..., rows]: the probability of each row's true class."""
-    return -np.log(np.maximum(chances, LEAST)).mean(-1)
+def log_loss(weights: np.ndarray | None = None) -> Loss:
+    """The cross-entropy of classes. The answers are the probabilities of each row's true class; `weights`: of the rows."""
+    return lambda chances: _mean(-np.log(np.maximum(chances, LEAST)), weights)
 
 
-def squared_error(truth: np.ndarray) -> Loss:
-    """The mean squared error of numbers [..., rows] against the `truth` [rows]."""
-    return lambda answers: ((answers - truth) ** 2).mean(-1)
+def squared_error(truth: np.ndarray, weights: np.ndarray | None = None) -> Loss:
+    """The mean squared error of numbers against the `truth` [rows]; `weights`: of the rows."""
+    return lambda answers: _mean((answers - truth) ** 2, weights)
+
+
+def _mean(losses: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    return losses.mean(-1) if weights is None else losses @ weights / weights.sum()
 
 
 # --- one net --------------------------------------------------------------------------------------------------------------
-def joined(members: Sequence[tuple[Mapping[str, Any], float]]) -> str:
+def joined(members: Sequence[tuple[dict[str, Any], float]]) -> str:
     """The JSON of the net whose output is the weighted sum of its members'. `members`: (architecture as
     mop_udf.architecture.check gives it, weight); all take the same inputs and have one output of the same width. The net's
     weights are theirs, one after the other."""
-    inputs = [f"input_{k}" for k in range(1, 1 + len(architecture_shapes.input_shapes(members[0][0])))]
     shapes = architecture_shapes.input_shapes(members[0][0])
+    inputs = [f"input_{k}" for k in range(1, 1 + len(shapes))]
     layers = [
         _layer("InputLayer", name, [], batch_shape=[None, *shape], dtype="float32")
         for name, shape in zip(inputs, shapes)

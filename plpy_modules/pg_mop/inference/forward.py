@@ -139,9 +139,7 @@ def _compiled(architecture: Config, own: Weights) -> Net:
     return Net(steps, outputs, [shapes[number] for number in outputs], max(map(math.prod, shapes)))
 
 
-def _append(
-    architecture: Config, inputs: list[int], own: Weights, steps: list[Step], shapes: list[Shape]
-) -> list[int]:
+def _append(architecture: Config, inputs: list[int], own: Weights, steps: list[Step], shapes: list[Shape]) -> list[int]:
     """Append the steps of a model; returns the numbers of its outputs. `inputs`: the numbers of the arrays that it takes;
     `shapes`: of a row of each array by now."""
     names, nodes, ends = _graph(architecture)

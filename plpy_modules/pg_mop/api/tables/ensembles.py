@@ -1,0 +1,292 @@
+"""Ensembles of the models of a table: their answers for validation rows choose, and one version of a named model has them all.
+
+Each candidate's net answers once, in this process by NumPy where it can, else in the session's trainer; the selection
+(inference/ensemble.py) needs these answers alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mop_udf.aggregate import Session
+from pg_mop.api.common.model_table import StoredModel
+from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
+from pg_mop.api.tables.named_models import Version, add_version, version_of
+from pg_mop.backend import weights
+from pg_mop.backend.arrays import np
+from pg_mop.backend.database import Database, Table
+from pg_mop.backend.errors import MopError, understood
+from pg_mop.backend.quoting import quote_identifier, quote_literal
+from pg_mop.inference import ensemble, forward
+from pg_mop.packing.packed_table import PackedTable
+
+CANDIDATES = 32  # models of the least validation loss, among which an ensemble chooses
+MOST_ROWS = 100_000  # that choose
+MOST_BYTES = 256 << 20  # of these rows, and of the weights of an ensemble
+CHUNK_ROWS = 10_000  # that a trainer answers for at a time
+
+
+@dataclass
+class Member:
+    """A model of an ensemble. `weight`: its share of the answer; `info`: its row in the info table."""
+
+    mst_key: int
+    model: StoredModel
+    weight: float
+    info: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """What the version's details have of it; `bytes`: of its weights, which follow those of the members before it."""
+        own = {name: self.info[name] for name in ("compile_params", "fit_params")}
+        size = len(self.model.weights or b"")
+        return {"mst_key": self.mst_key, "weight": self.weight, "bytes": size, **own}
+
+
+@dataclass
+class Ensemble:
+    """The members, largest weight first. `loss`: of their mean on `rows` rows; `alone`: of the best of `candidates` alone."""
+
+    members: list[Member]
+    loss: float
+    alone: float
+    candidates: int
+    rows: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The key `ensemble` of a version's details."""
+        members = [member.to_json() for member in self.members]
+        return {
+            "members": members,
+            "loss": self.loss,
+            "best_alone": self.alone,
+            "candidates": self.candidates,
+            "rows": self.rows,
+        }
+
+    def version(self, **more: Any) -> Version:
+        """The version that has all members; `more`: its other values. One member is the version itself."""
+        first = self.members[0].model
+        if len(self.members) == 1:
+            return version_of(first, **more)
+        architecture = ensemble.joined([(member.model.architecture, member.weight) for member in self.members])
+        together = " || ".join(f"({member.model.source.sql})" for member in self.members)
+        return version_of(first, architecture, weights.Source(f"SELECT {together}", "an ensemble"), **more)
+
+
+@with_trainer
+def mop_ensemble(
+    db: Database,
+    session: Session,
+    model_table: str | None,
+    validation_table: str | None,
+    name: str | None,
+    members: int | None,
+    description: str | None,
+) -> int:
+    """Make the best mean of models of a table a version of the named model `name`; returns the version."""
+    db.check_engine("mop_ensemble")
+    most = members_of_call("members", members)
+    found = choose(db, session, model_table, validation_table, most)
+    call = ", ".join(quote_literal(value) for value in (model_table, validation_table, name))
+    statement = f"SELECT {db.extension}.mop_ensemble({call}, members => {most});"
+    details = {"ensemble": found.to_json()}
+    return add_version(db, name, found.version(details=details, description=description, statement=statement))
+
+
+def members_of_call(name: str, value: int | None) -> int:
+    """The most members of an ensemble, from an argument `name` of a call. Raises MopError."""
+    most = ensemble.MOST if value is None else value
+    if not 1 <= most <= ensemble.STEPS:
+        raise MopError(
+            f"{name} must be from 1 to {ensemble.STEPS}, not {most:g}",
+            detail="It is the number of nets whose answers may be averaged; 1 is the best net alone.",
+            hint=f"{name} => {ensemble.MOST}",
+        )
+    return most
+
+
+def choose(
+    db: Database,
+    session: Session,
+    model_table: str | None,
+    validation_table: str | None,
+    most: int,
+    seconds: float = math.inf,
+) -> Ensemble:
+    """The ensemble of at most `most` models of a table that is best on the rows of a packed table. After `seconds`, no other
+    candidate answers. Raises MopError."""
+    ends = time.monotonic() + seconds
+    packed = PackedTable(db, validation_table, "validation table")
+    rows = _Rows(db, packed)
+    tried: list[Member] = []
+    answers: list[np.ndarray] = []
+    shape: tuple[Any, ...] | None = None
+    with _computers(db, session) as computer_of:
+        for info in _candidates(db, str(model_table), most):
+            if tried and time.monotonic() > ends:
+                break
+            db.check_cancel()
+            model = StoredModel(db, model_table, info["mst_key"])
+            difference = packed.differs(model)
+            if difference is not None:
+                raise MopError(
+                    f'the rows of "{validation_table}" are not packed as those of {model.what}: {difference}',
+                    hint=f"SELECT {db.extension}.mop_pack(..., fitted_on => 'packed training table');",
+                )
+            if model.objects or model.weights is None or shape not in (None, _shape(model)):
+                continue  # code, weights in parts, or one unit for two classes among models of two units
+            outputs = computer_of(model)(rows.inputs)
+            answers.append(rows.answers(model, outputs))
+            tried.append(Member(info["mst_key"], model, 0.0, info))
+            shape = _shape(model)
+    if not tried:
+        raise MopError(
+            f'"{model_table}" has no models for an ensemble',
+            detail=f"A member has weights of at most {MOST_BYTES // most >> 20} MB, layers of Keras and one output.",
+        )
+    counts = ensemble.select(np.array(answers), rows.loss, most=most)
+    if not counts.any():
+        raise MopError(f'no model of "{model_table}" has a finite loss on the rows of "{validation_table}"')
+    for member, count in zip(tried, counts.tolist()):
+        member.weight = count / int(counts.sum())
+    losses = rows.loss(np.array(answers))
+    mean = np.tensordot(counts / counts.sum(), np.array(answers), 1)
+    members = sorted((m for m in tried if m.weight), key=lambda m: (-m.weight, m.mst_key))
+    return Ensemble(members, float(rows.loss(mean)), float(np.nanmin(losses)), len(tried), rows.count)
+
+
+def members_of(db: Database, table: Table, version: int) -> list[tuple[int, int, int]]:
+    """(place among the layers, first byte of the weights, their bytes) of each member of a version of a model; none where the
+    version has one net. Raises MopError."""
+    row = db.one(
+        f"SELECT model_arch::text AS arch, details->'ensemble'->'members' AS members, octet_length(model_weights) AS size "
+        f"FROM {table} WHERE version = {version}"
+    )
+    assert row is not None
+    with understood(f"the members of version {version} of {table} cannot be read"):
+        places = ensemble.members_of(json.loads(row["arch"]))
+        sizes = [member["bytes"] for member in json.loads(row["members"] or "[]")] if places else []
+        if not all(isinstance(size, int) and size >= 0 for size in sizes):
+            raise ValueError("a number of bytes is none")
+    if [len(sizes), sum(sizes)] != [len(places), row["size"] if places else 0]:
+        raise MopError(
+            f"the members of version {version} of {table} are unknown: its details have been changed",
+            hint="Train with warm => false.",
+        )
+    return [(place, sum(sizes[:k]), size) for k, (place, size) in enumerate(zip(places, sizes))]
+
+
+def _shape(model: StoredModel) -> tuple[Any, ...]:
+    """What members have in common."""
+    return model.input_shapes, model.outputs
+
+
+def _candidates(db: Database, model_table: str, most: int) -> list[dict[str, Any]]:
+    """The rows of the info table of the best models that may be members, best first. Raises MopError."""
+    table = db.input_table(model_table, "model table")
+    info = db.input_table(db.suffixed(model_table, "_info"), "info table of the model table")
+    return db.execute(
+        f"SELECT i.mst_key, i.model_id, i.compile_params, i.fit_params FROM {info} i JOIN {table} m USING (mst_key) "
+        f"WHERE octet_length(m.model_weights) <= {MOST_BYTES // most} "
+        f"ORDER BY (to_json(i)->>'validation_loss_final')::float8 NULLS LAST, i.mst_key LIMIT {CANDIDATES}"
+    )
+
+
+@contextlib.contextmanager
+def _computers(
+    db: Database, session: Session
+) -> Iterator[Callable[[StoredModel], Callable[[Sequence[np.ndarray]], np.ndarray]]]:
+    """Context manager: gives, for a model, the function that computes its output. The trainer starts when a model needs it."""
+    with contextlib.ExitStack() as stack:
+        trainers: list[Any] = []
+
+        def in_trainer(arrays: Sequence[np.ndarray]) -> np.ndarray:
+            found = []
+            for start in range(0, len(arrays[0]), CHUNK_ROWS):
+                db.check_cancel()
+                chunk = [np.ascontiguousarray(array[start : start + CHUNK_ROWS], "<f4") for array in arrays]
+                header = {"op": "predict", "shapes": [list(array.shape) for array in chunk]}
+                trainers[0].send(header, *(array.reshape(-1).view(np.uint8) for array in chunk))
+                answer, payloads = trainers[0].receive()
+                found.append(np.frombuffer(payloads[0], "<f4").reshape(answer["shapes"][0]))
+            return np.concatenate(found)
+
+        def computer_of(model: StoredModel) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+            assert model.weights is not None
+            if forward.obstacle(model.architecture_text, len(model.weights)) is None:
+                net = forward.compiled(model.architecture, model.weights)
+                return lambda arrays: net(arrays)[0]
+            if not trainers:
+                trainers.append(stack.enter_context(trainer_of(session, trainer_options(db, False))))
+            model.lend(trainers[0], db)
+            return in_trainer
+
+        yield computer_of
+
+
+class _Rows:
+    """Rows of a packed table. `inputs`: arrays [rows, ...]; `loss`: of `answers`."""
+
+    def __init__(self, db: Database, packed: PackedTable) -> None:
+        """Read them. Raises MopError where they do not have one target of classes, or of numbers."""
+        columns = packed.transform.columns
+        if len(packed.outputs) != 1:
+            raise MopError(f'"{packed.text}" has {len(packed.outputs)} targets: a named model has one')
+        arrays = _read(db, packed)
+        self.inputs, self.count = arrays[: len(packed.inputs)], len(arrays[0])
+        self._truth = arrays[len(packed.inputs)].reshape(self.count, -1)
+        self._is_classes = not columns[len(packed.inputs)].is_numbers
+        row_weights = arrays[-1].reshape(-1).astype("f8") if packed.weighted else None
+        if self._is_classes:
+            self._codes = self._truth.argmax(1)
+            self.loss = ensemble.log_loss(row_weights)
+        else:
+            if row_weights is not None:
+                row_weights = np.repeat(row_weights, self._truth.shape[1])
+            self.loss = ensemble.squared_error(self._truth.reshape(-1).astype("f8"), row_weights)
+
+    def answers(self, model: StoredModel, outputs: np.ndarray) -> np.ndarray:
+        """What the loss takes of a model's outputs: the probability of each row's class, or the numbers. Raises MopError."""
+        if not self._is_classes:
+            if not model.regression or outputs.shape != self._truth.shape:
+                raise MopError(f"{model.what} has soft labels or several steps: their mean is no ensemble")
+            return outputs.reshape(-1)
+        if outputs.ndim != 2:
+            raise MopError(f"{model.what} has an output of several steps, which a named model cannot answer with")
+        if outputs.shape[1] == 1 and self._truth.shape[1] == 2:
+            outputs = np.concatenate([1 - outputs, outputs], 1)
+        elif not np.allclose(outputs.sum(1), 1, atol=0.01, equal_nan=True) or outputs.min(initial=0) < 0:
+            raise MopError(
+                f"{model.what} gives no probabilities of classes", hint="Its output needs the activation softmax."
+            )
+        return outputs[np.arange(self.count), self._codes]
+
+
+def _read(db: Database, packed: PackedTable) -> list[np.ndarray]:
+    """The columns of a packed table; of many rows, each of so many."""
+    columns = packed.transform.columns
+    first = quote_identifier(columns[0].name + "_shape")
+    total = db.value(f"SELECT sum({first}[1])::bigint FROM {packed.table}") or 0
+    row_bytes = sum(column.packed_bytes for column in columns)
+    step = max(1, math.ceil(total / max(1, min(MOST_ROWS, MOST_BYTES // row_bytes))))
+    names = ", ".join(
+        f"{quote_identifier(c.name)} AS c{i}, {quote_identifier(c.name + '_shape')} AS s{i}"
+        for i, c in enumerate(columns)
+    )
+    parts: list[list[np.ndarray]] = [[] for _ in columns]
+    cursor = db.plpy.cursor(f"SELECT {names} FROM {packed.table} ORDER BY buffer_id")
+    try:
+        while buffers := cursor.fetch(1):
+            db.check_cancel()
+            for i, column in enumerate(columns):
+                array = np.frombuffer(buffers[0][f"c{i}"], column.dtype).reshape(buffers[0][f"s{i}"])
+                parts[i].append(array[::step].copy() if step > 1 else array)
+    finally:
+        cursor.close()
+    return [np.concatenate(arrays) for arrays in parts]
