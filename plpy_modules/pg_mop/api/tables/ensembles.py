@@ -17,13 +17,14 @@ from typing import Any
 from mop_udf.aggregate import Session
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
-from pg_mop.api.tables.named_models import Version, add_version, version_of
+from pg_mop.api.tables.named_models import Version, add_version, check_writable, version_of
 from pg_mop.backend import weights
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.inference import ensemble, forward
+from pg_mop.inference.named_model import table_of
 from pg_mop.packing.packed_table import PackedTable
 
 CANDIDATES = 32  # models of the least validation loss, among which an ensemble chooses
@@ -92,6 +93,10 @@ def mop_ensemble(
     """Make the best mean of models of a table a version of the named model `name`; returns the version."""
     db.check_engine("mop_ensemble")
     most = members_of_call("members", members)
+    if name is None or db.find_table(name) is None:
+        db.output_table(name)
+    else:
+        check_writable(db, table_of(db, name))
     found = choose(db, session, model_table, validation_table, most)
     call = ", ".join(quote_literal(value) for value in (model_table, validation_table, name))
     statement = f"SELECT {db.extension}.mop_ensemble({call}, members => {most});"
