@@ -18,7 +18,10 @@ def by_hand(answers, loss, steps, most):
         inside = [k for k in allowed if losses[k] <= least * (1 + 1e-6) and k in chosen]
         chosen.append(max(inside, key=chosen.count) if inside else min(losses, key=losses.get))
         found.append((losses[chosen[-1]], list(chosen)))
-    least, members = min(found, key=lambda step: step[0])
+    least, members = found[0]
+    for loss_then, members_then in found[1:]:
+        if loss_then < least * (1 - 1e-6):
+            least, members = loss_then, members_then
     return [members.count(k) for k in range(len(answers))], least
 
 

@@ -34,8 +34,8 @@ def select(answers: np.ndarray, loss: Loss, steps: int = STEPS, most: int = MOST
 
     `answers` [members, rows]. Each step adds the member with which the mean of all chosen answers has the least loss: of equal
     ones a member that is in, the one that is in most often. At most `most` different members are chosen. The result is that
-    of the step with the least loss: on these rows, never worse than the best member alone. All are 0 where no member has a
-    finite loss.
+    of the step with the least loss, of equal ones the first: on these rows, never worse than the best member alone. All are
+    0 where no member has a finite loss.
 
     >>> truth = np.array([0.0, 1.0, 2.0])
     >>> select(np.array([truth - 0.2, truth + 0.1, truth + 3]), squared_error(truth), steps=3).tolist()
@@ -59,7 +59,7 @@ def select(answers: np.ndarray, loss: Loss, steps: int = STEPS, most: int = MOST
         counts = counts.copy()
         counts[best] += 1
         total += answers[best]
-        if losses[best] < least:
+        if losses[best] < least * (1 - TIE):
             chosen, least = counts, losses[best]
     return chosen
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mop_udf.aggregate import Session
+from mop_udf.params import params
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
 from pg_mop.api.tables.named_models import Version, add_version, check_writable, version_of
@@ -128,12 +129,13 @@ def choose(
     candidate answers. Raises MopError."""
     ends = time.monotonic() + seconds
     packed = PackedTable(db, validation_table, "validation table")
-    rows = _Rows(db, packed)
+    candidates = _candidates(db, model_table, most)
+    rows = _Rows(db, packed, bool(candidates) and all(_is_balanced(info) for info in candidates))
     tried: list[Member] = []
     answers: list[np.ndarray] = []
     shape: tuple[Any, ...] | None = None
     with _computers(db, session) as computer_of:
-        for info in _candidates(db, str(model_table), most):
+        for info in candidates:
             if tried and time.monotonic() > ends:
                 break
             db.check_cancel()
@@ -192,10 +194,15 @@ def _shape(model: StoredModel) -> tuple[Any, ...]:
     return model.input_shapes, model.outputs
 
 
-def _candidates(db: Database, model_table: str, most: int) -> list[dict[str, Any]]:
+def _is_balanced(info: dict[str, Any]) -> bool:
+    with understood("the fit_params of the model table cannot be read"):
+        return params.parse_fit_params(info["fit_params"])["class_weight"] == "balanced"
+
+
+def _candidates(db: Database, model_table: str | None, most: int) -> list[dict[str, Any]]:
     """The rows of the info table of the best models that may be members, best first. Raises MopError."""
     table = db.input_table(model_table, "model table")
-    info = db.input_table(db.suffixed(model_table, "_info"), "info table of the model table")
+    info = db.input_table(db.suffixed(str(model_table), "_info"), "info table of the model table")
     return db.execute(
         f"SELECT i.mst_key, i.model_id, i.compile_params, i.fit_params FROM {info} i JOIN {table} m USING (mst_key) "
         f"WHERE octet_length(m.model_weights) <= {MOST_BYTES // most} "
@@ -238,8 +245,8 @@ def _computers(
 class _Rows:
     """Rows of a packed table. `inputs`: arrays [rows, ...]; `loss`: of `answers`."""
 
-    def __init__(self, db: Database, packed: PackedTable) -> None:
-        """Read them. Raises MopError where they do not have one target of classes, or of numbers."""
+    def __init__(self, db: Database, packed: PackedTable, is_balanced: bool) -> None:
+        """Read them; `is_balanced`: all classes count alike. Raises MopError where there are several targets."""
         columns = packed.transform.columns
         if len(packed.outputs) != 1:
             raise MopError(f'"{packed.text}" has {len(packed.outputs)} targets: a named model has one')
@@ -250,6 +257,9 @@ class _Rows:
         row_weights = arrays[-1].reshape(-1).astype("f8") if packed.weighted else None
         if self._is_classes:
             self._codes = self._truth.argmax(1)
+            if is_balanced:  # as the models have been trained
+                own = 1 / np.bincount(self._codes)[self._codes]
+                row_weights = own if row_weights is None else own * row_weights
             self.loss = ensemble.log_loss(row_weights)
         else:
             if row_weights is not None:
