@@ -44,23 +44,24 @@ def select(answers: np.ndarray, loss: Loss, steps: int = STEPS, most: int = MOST
     counts = np.zeros(len(answers), int)
     chosen, least = counts, np.inf
     total = np.zeros(answers.shape[1:])
+    places, pool = np.arange(len(answers)), answers  # of the members that may be added
     for step in range(1, steps + 1):
         with np.errstate(all="ignore"):
-            losses = loss((total + answers) / step)
+            losses = loss((total + pool) / step)
         losses = np.where(np.isfinite(losses), losses, np.inf)
-        if np.count_nonzero(counts) >= most:
-            losses[counts == 0] = np.inf
-        best = int(losses.argmin()) if len(losses) else 0
-        if not len(losses) or losses[best] == np.inf:
+        lowest = losses.min(initial=np.inf)
+        if lowest == np.inf:
             break
-        equal = np.where(losses <= losses[best] * (1 + TIE), counts, 0)
-        if equal.any():
-            best = int(equal.argmax())
+        equal = np.where(losses <= lowest * (1 + TIE), counts[places], 0)
+        best = int(equal.argmax() if equal.any() else losses.argmin())
         counts = counts.copy()
-        counts[best] += 1
-        total += answers[best]
+        counts[places[best]] += 1
+        total += pool[best]
         if losses[best] < least * (1 - TIE):
             chosen, least = counts, losses[best]
+        if len(places) > most == np.count_nonzero(counts):
+            places = np.flatnonzero(counts)
+            pool = answers[places]
     return chosen
 
 

@@ -29,7 +29,7 @@ from pg_mop.inference.named_model import table_of
 from pg_mop.packing.packed_table import PackedTable
 
 CANDIDATES = 32  # models of the least validation loss, among which an ensemble chooses
-MOST_ROWS = 100_000  # that choose
+MOST_ROWS = 20_000  # that choose
 MOST_BYTES = 256 << 20  # of these rows, and of the weights of an ensemble
 CHUNK_ROWS = 10_000  # that a trainer answers for at a time
 
