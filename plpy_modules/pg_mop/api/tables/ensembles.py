@@ -31,23 +31,25 @@ from pg_mop.packing.packed_table import PackedTable
 CANDIDATES = 32  # models of the least validation loss, among which an ensemble chooses
 MOST_ROWS = 20_000  # that choose
 MOST_BYTES = 256 << 20  # of these rows, and of the weights of an ensemble
-CHUNK_ROWS = 10_000  # that a trainer answers for at a time
+CHUNK_ROWS = 10_000  # that a model answers for at a time
+Computer = Callable[[Sequence["np.ndarray"]], "np.ndarray"]  # inputs [rows, ...] -> the output [rows, ...]
 
 
 @dataclass
 class Member:
-    """A model of an ensemble. `weight`: its share of the answer; `info`: its row in the info table."""
+    """A model of an ensemble, without its weights, of which there are `bytes`. `weight`: its share of the answer; `info`: its
+    row in the info table."""
 
     mst_key: int
     model: StoredModel
-    weight: float
+    bytes: int
     info: dict[str, Any]
+    weight: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """What the version's details have of it; `bytes`: of its weights, which follow those of the members before it."""
         own = {name: self.info[name] for name in ("compile_params", "fit_params")}
-        size = len(self.model.weights or b"")
-        return {"mst_key": self.mst_key, "weight": self.weight, "bytes": size, **own}
+        return {"mst_key": self.mst_key, "weight": self.weight, "bytes": self.bytes, **own}
 
 
 @dataclass
@@ -146,26 +148,28 @@ def choose(
                     f'the rows of "{validation_table}" are not packed as those of {model.what}: {difference}',
                     hint=f"SELECT {db.extension}.mop_pack(..., fitted_on => 'packed training table');",
                 )
-            if model.objects or model.weights is None or shape not in (None, _shape(model)):
-                continue  # code, weights in parts, or one unit for two classes among models of two units
-            outputs = computer_of(model)(rows.inputs)
-            answers.append(rows.answers(model, outputs))
-            tried.append(Member(info["mst_key"], model, 0.0, info))
-            shape = _shape(model)
+            if model.objects or model.weights is None:  # code, or weights in parts
+                continue
+            found, size = rows.answers(db, model, computer_of(model)), len(model.weights)
+            own, model.weights = (*model.input_shapes, rows.width), None
+            if shape in (None, own):  # (not one unit for two classes among models of two units)
+                shape = own
+                answers.append(found)
+                tried.append(Member(info["mst_key"], model, size, info))
     if not tried:
         raise MopError(
             f'"{model_table}" has no models for an ensemble',
             detail=f"A member has weights of at most {MOST_BYTES // most >> 20} MB, layers of Keras and one output.",
         )
-    counts = ensemble.select(np.array(answers), rows.loss, most=most)
+    together = np.array(answers)
+    counts = ensemble.select(together, rows.loss, most=most)
     if not counts.any():
         raise MopError(f'no model of "{model_table}" has a finite loss on the rows of "{validation_table}"')
     for member, count in zip(tried, counts.tolist()):
         member.weight = count / int(counts.sum())
-    losses = rows.loss(np.array(answers))
-    mean = np.tensordot(counts / counts.sum(), np.array(answers), 1)
+    mean = np.tensordot(counts / counts.sum(), np.where(counts[:, None], together, 0), 1)
     members = sorted((m for m in tried if m.weight), key=lambda m: (-m.weight, m.mst_key))
-    return Ensemble(members, float(rows.loss(mean)), float(np.nanmin(losses)), len(tried), rows.count)
+    return Ensemble(members, float(rows.loss(mean)), float(np.nanmin(rows.loss(together))), len(tried), rows.count)
 
 
 def members_of(db: Database, table: Table, version: int) -> list[tuple[int, int, int]]:
@@ -189,11 +193,6 @@ def members_of(db: Database, table: Table, version: int) -> list[tuple[int, int,
     return [(place, sum(sizes[:k]), size) for k, (place, size) in enumerate(zip(places, sizes))]
 
 
-def _shape(model: StoredModel) -> tuple[Any, ...]:
-    """What members have in common."""
-    return model.input_shapes, model.outputs
-
-
 def _is_balanced(info: dict[str, Any]) -> bool:
     with understood("the fit_params of the model table cannot be read"):
         return params.parse_fit_params(info["fit_params"])["class_weight"] == "balanced"
@@ -211,25 +210,18 @@ def _candidates(db: Database, model_table: str | None, most: int) -> list[dict[s
 
 
 @contextlib.contextmanager
-def _computers(
-    db: Database, session: Session
-) -> Iterator[Callable[[StoredModel], Callable[[Sequence[np.ndarray]], np.ndarray]]]:
+def _computers(db: Database, session: Session) -> Iterator[Callable[[StoredModel], Computer]]:
     """Context manager: gives, for a model, the function that computes its output. The trainer starts when a model needs it."""
     with contextlib.ExitStack() as stack:
         trainers: list[Any] = []
 
         def in_trainer(arrays: Sequence[np.ndarray]) -> np.ndarray:
-            found = []
-            for start in range(0, len(arrays[0]), CHUNK_ROWS):
-                db.check_cancel()
-                chunk = [np.ascontiguousarray(array[start : start + CHUNK_ROWS], "<f4") for array in arrays]
-                header = {"op": "predict", "shapes": [list(array.shape) for array in chunk]}
-                trainers[0].send(header, *(array.reshape(-1).view(np.uint8) for array in chunk))
-                answer, payloads = trainers[0].receive()
-                found.append(np.frombuffer(payloads[0], "<f4").reshape(answer["shapes"][0]))
-            return np.concatenate(found)
+            header = {"op": "predict", "shapes": [list(array.shape) for array in arrays]}
+            trainers[0].send(header, *(np.ascontiguousarray(a, "<f4").reshape(-1).view(np.uint8) for a in arrays))
+            answer, payloads = trainers[0].receive()
+            return np.frombuffer(payloads[0], "<f4").reshape(answer["shapes"][0]).copy()
 
-        def computer_of(model: StoredModel) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+        def computer_of(model: StoredModel) -> Computer:
             assert model.weights is not None
             if forward.obstacle(model.architecture_text, len(model.weights)) is None:
                 net = forward.compiled(model.architecture, model.weights)
@@ -243,7 +235,7 @@ def _computers(
 
 
 class _Rows:
-    """Rows of a packed table. `inputs`: arrays [rows, ...]; `loss`: of `answers`."""
+    """Rows of a packed table. `inputs`: arrays [rows, ...]; `loss`: of `answers`; `width`: of the output that answered last."""
 
     def __init__(self, db: Database, packed: PackedTable, is_balanced: bool) -> None:
         """Read them; `is_balanced`: all classes count alike. Raises MopError where there are several targets."""
@@ -266,12 +258,25 @@ class _Rows:
                 row_weights = np.repeat(row_weights, self._truth.shape[1])
             self.loss = ensemble.squared_error(self._truth.reshape(-1).astype("f8"), row_weights)
 
-    def answers(self, model: StoredModel, outputs: np.ndarray) -> np.ndarray:
+    def answers(self, db: Database, model: StoredModel, compute: Computer) -> np.ndarray:
         """What the loss takes of a model's outputs: the probability of each row's class, or the numbers. Raises MopError."""
-        if not self._is_classes:
-            if not model.regression or outputs.shape != self._truth.shape:
-                raise MopError(f"{model.what} has soft labels or several steps: their mean is no ensemble")
-            return outputs.reshape(-1)
+        found = []
+        for start in range(0, self.count, CHUNK_ROWS):
+            db.check_cancel()
+            part = slice(start, start + CHUNK_ROWS)
+            outputs = compute([array[part] for array in self.inputs])
+            self.width = outputs.shape[-1]
+            found.append(
+                self._of_classes(model, outputs, part) if self._is_classes else self._numbers(model, outputs, part)
+            )
+        return np.concatenate(found)
+
+    def _numbers(self, model: StoredModel, outputs: np.ndarray, part: slice) -> np.ndarray:
+        if not model.regression or outputs.shape != self._truth[part].shape:
+            raise MopError(f"{model.what} has soft labels or several steps: their mean is no ensemble")
+        return outputs.reshape(-1)
+
+    def _of_classes(self, model: StoredModel, outputs: np.ndarray, part: slice) -> np.ndarray:
         if outputs.ndim != 2:
             raise MopError(f"{model.what} has an output of several steps, which a named model cannot answer with")
         if outputs.shape[1] == 1 and self._truth.shape[1] == 2:
@@ -280,7 +285,7 @@ class _Rows:
             raise MopError(
                 f"{model.what} gives no probabilities of classes", hint="Its output needs the activation softmax."
             )
-        return outputs[np.arange(self.count), self._codes]
+        return outputs[np.arange(len(outputs)), self._codes[part]]
 
 
 def _read(db: Database, packed: PackedTable) -> list[np.ndarray]:
