@@ -138,7 +138,7 @@ def forty_connections(dsn, seconds):
         f"{CONNECTIONS} connections: median": late[len(late) // 2],
         f"{CONNECTIONS} connections: 99 % below": late[int(0.99 * len(late))],
         f"{CONNECTIONS} connections: MiB of a backend (median)": statistics.median(backends) / 2**20,
-        f"{CONNECTIONS} connections: trainers": trainers,
+        f"{CONNECTIONS} connections: trainers at work": trainers,
     }
 
 
@@ -147,7 +147,7 @@ def backends_of(dsn):
     with contextlib.closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench'")
         sizes = [proportional_bytes(pid) for (pid,) in cursor.fetchall()]
-        cursor.execute("SELECT count(*) FROM madlib.mop_trainers")
+        cursor.execute("SELECT count(*) FROM madlib.mop_trainers WHERE state <> 'idle'")
         return sizes, cursor.fetchone()[0]
 
 

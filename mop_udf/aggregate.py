@@ -10,13 +10,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mop_udf
 from mop_udf.errors import raise_error
 from mop_udf.pool.process import DeviceFull, MemoryExceeded, Trainer, TrainerError, TrainerLost
 from mop_udf.pool.serving_client import Served
-from mop_udf.unit_spec import UnitHeader, UnitModel, UnitRequest
+
+if TYPE_CHECKING:
+    from mop_udf.unit_spec import UnitHeader, UnitModel, UnitRequest
 
 # SQLSTATEs that tell the coordinator how to handle a failed unit
 CONFIGURATION_FAILED = "MOP01"  # the configuration is to blame: do not retry
@@ -157,6 +159,8 @@ class Session:
         Decides `sends_rows` and `epochs_sent`, depending on the trainer's cache. Rows that the trainer cannot keep are sent
         for each epoch; such a unit has one model. A unit of kind "load", without models, has its rows kept for a chain.
         """
+        from mop_udf.unit_spec import UnitHeader, UnitRequest  # (a session that asks models alone needs no unit)
+
         trainer = self.running()
         self.units += unit.kind != "load"
         sends = unit.dataset not in trainer.datasets

@@ -107,18 +107,18 @@ $$;
 CREATE FUNCTION @extschema@.mop_large_row(model text, "row" anyelement, version double precision) RETURNS json
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    columns text;
-    used json;
+    columns pg_catalog.text;
+    used pg_catalog.json;
 BEGIN
     SELECT pg_catalog.string_agg(pg_catalog.format('($1).%I', a.attname), ', ') INTO columns
     FROM pg_catalog.pg_type t JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) t.typrelid
     WHERE t.oid OPERATOR(pg_catalog.=) pg_catalog.pg_typeof($2) AND a.attnum OPERATOR(pg_catalog.>) 0
         AND NOT a.attisdropped
-        AND a.attname::text OPERATOR(pg_catalog.=) ANY (@extschema@.mop_trained_columns($1, $3, pg_catalog.current_setting('search_path')));
+        AND a.attname::pg_catalog.text OPERATOR(pg_catalog.=) ANY (@extschema@.mop_trained_columns($1, $3, pg_catalog.current_setting('search_path')));
     IF columns IS NULL THEN
         RETURN pg_catalog.to_json($2);
     END IF;
-    EXECUTE 'SELECT pg_catalog.to_json(used) FROM (SELECT ' || columns || ') AS used' INTO used USING $2;
+    EXECUTE 'SELECT pg_catalog.to_json(used.*) FROM (SELECT ' || columns || ') AS used' INTO used USING $2;
     RETURN used;
 END
 $$;

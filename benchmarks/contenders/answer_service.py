@@ -113,8 +113,11 @@ def serve(model, classes):
         best = max(range(len(shares)), key=shares.__getitem__)
         return {"prediction": classes[best], "probability": shares[best], "probabilities": dict(zip(classes, shares))}
 
-    listener = socket.socket()
+    listener = socket.socket(
+        socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )  # (asyncio sends at once for this protocol)
     listener.bind(("127.0.0.1", 0))
+    listener.listen()
     print(listener.getsockname()[1], flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 

@@ -40,10 +40,24 @@ class Model:
     def __init__(
         self, selection: "Selection", name: str, version: int | None = None, training_report: str | None = None
     ) -> None:
-        """Raises ClientError if the role sees no such model."""
+        """Raises ClientError if the role neither sees nor may ask such a model."""
         self.selection, self.name, self.version, self.training_report = selection, name, version, training_report
         self._schema = plain(quote(selection.schema))
-        _ = self.info
+        try:
+            _ = self.info
+        except ClientError:
+            if not self._may_only_ask():
+                raise
+
+    def _may_only_ask(self) -> bool:
+        """Whether the role sees no row of mop_models, and may ask all the same (mop_share(..., what => 'answers'))."""
+        quote_table(self.name)
+        asked = (
+            "SELECT pg_catalog.has_column_privilege(c.oid, 'tableoid', 'SELECT') AND NOT "
+            "pg_catalog.has_table_privilege(c.oid, 'SELECT') FROM pg_catalog.pg_class c "
+            "WHERE c.oid = pg_catalog.to_regclass(:name)"
+        )
+        return self._frame(asked, name=self.name).to_numpy().tolist() == [[True]]
 
     def __repr__(self) -> str:
         try:
@@ -134,7 +148,7 @@ class Model:
 
         None where that is not possible: the DataFrame has many values, paths of images, or values that the model cannot take.
         """
-        if data.size > FEW_VALUES:
+        if not 0 < data.size <= FEW_VALUES:
             return None
         try:
             source = tables.query(data)
@@ -323,7 +337,10 @@ class Model:
         if isinstance(data, str):
             yield data
             return
-        data = tables.typed(tables.checked(data))  # (a text column of NULLs would not fit; absent columns are NULL)
+        data = tables.typed(tables.checked(data))
+        if not len(data.columns):
+            raise ClientError("no column has a value", hint="Give a column a type: data.astype({'column': 'float64'})")
+        # (a text column of NULLs would not fit; absent columns are NULL)
         pictures = self._pictures(data)
         name = f"mop_rows_{uuid.uuid4().hex[:8]}"
         try:

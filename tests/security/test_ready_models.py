@@ -71,6 +71,18 @@ def test_a_right_that_is_revoked_ends_the_answers(beans, ana):
     assert answer(ana) == "true"
 
 
+def test_a_right_that_is_revoked_ends_the_answers_of_an_open_transaction(beans, ana):
+    for level in ("READ COMMITTED", "SERIALIZABLE"):
+        ana.run(f"BEGIN ISOLATION LEVEL {level}")
+        assert answer(ana) == answer(ana) == "true"
+        beans.run("REVOKE SELECT ON model FROM ana, mia")
+        try:
+            assert "permission denied" in str(ana.error(question()))
+        finally:
+            beans.run("GRANT SELECT ON model TO ana, mia")
+        ana.run("ROLLBACK")
+
+
 def test_each_role_of_a_session_has_its_own_rights(beans, ana):
     ana.run("SET ROLE mia")
     assert answer(ana) == "true"

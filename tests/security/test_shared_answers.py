@@ -220,8 +220,6 @@ def test_each_role_of_a_session_asks_by_its_own_right(db, otto, anna):
 TRICKS = [
     "CREATE INDEX ON trick ((his.spring() || description))",
     "CREATE STATISTICS his.s ON (his.spring() || description), kind FROM trick",
-    "ALTER TABLE trick ENABLE ROW LEVEL SECURITY; ALTER TABLE trick FORCE ROW LEVEL SECURITY; "
-    "CREATE POLICY p ON trick USING (his.snap() = 'x')",
 ]
 
 
@@ -287,3 +285,33 @@ def test_what_is_shared_is_said_and_refused_otherwise(otto):
     assert not otto.value("SELECT has_column_privilege('mila', 'his.numbers', 'tableoid', 'SELECT')")
     for what in ("'all'", "NULL"):
         assert "what" in str(otto.error(f"SELECT mop_share('numbers', 'mila', what => {what})"))
+
+
+def test_only_models_without_row_security_are_read_for_others(otto, anna):
+    otto.run("CREATE TABLE plain AS SELECT 42 AS version, TRUE AS in_use; GRANT SELECT (tableoid) ON plain TO anna")
+    place = "SELECT * FROM mop_place_of_version('{}'::regclass, NULL)"
+    assert anna.error(place.format("his.plain")).pgcode == "42501"
+    otto.run("ALTER TABLE classes ENABLE ROW LEVEL SECURITY")
+    try:
+        assert anna.error(place.format("his.classes")).pgcode == "42501"
+        assert "permission denied" in str(anna.error("SELECT mop_class('his.classes', t) FROM mine t"))
+        assert "row security" in str(otto.error("SELECT mop_share('classes', 'mila', what => 'answers')"))
+    finally:
+        otto.run("ALTER TABLE classes DISABLE ROW LEVEL SECURITY")
+    assert anna.value("SELECT count(mop_class('his.classes', t)) FROM mine t") == 7
+
+
+def test_nobody_takes_his_own_model_from_himself(otto):
+    for what in ("model", "answers", "nothing"):
+        assert "owns" in str(otto.error(f"SELECT mop_share('classes', 'otto', what => '{what}')"))
+    assert otto.value("SELECT count(*) FROM classes") == 2
+
+
+def test_the_client_asks_a_model_that_the_role_may_only_ask(otto, anna):
+    pandas, client = pytest.importorskip("pandas"), pytest.importorskip("pg_mop_client")
+    with client.Selection(anna.uri(), progress=False) as selection:
+        model = selection.model("his.classes")
+        rows = pandas.DataFrame({"size": [6, 0], "taste": ["sweet", None]})
+        assert list(model.predict(rows).prediction) == ["true", "false"]
+        with pytest.raises(client.ClientError):
+            selection.model("his.beans")

@@ -224,6 +224,33 @@ def test_of_a_large_row_the_columns_of_the_model_alone_are_read(typed):
     assert typed.value("SELECT mop_class('typed_model', NULL::large)") is None
 
 
+def test_the_names_of_a_large_row_and_of_types_are_those_of_postgresql(typed):
+    typed.run(
+        "CREATE TABLE named AS SELECT i AS id, i % 5 AS used, 'r' || i % 3 AS record, i % 5 > 2 AS y "
+        "FROM generate_series(1, 200) i"
+    )
+    typed.run(
+        "SELECT mop_train('named', 'named_model', 'y', max_trials => 1, layers => 'small', baselines => FALSE); "
+        "CREATE TABLE named_large AS SELECT *, (SELECT string_agg(md5(k || ' ' || id), '') FROM generate_series(1, 400) k) "
+        "AS page FROM named; CREATE SCHEMA sly; CREATE FUNCTION sly.seen(pg_catalog.text) RETURNS boolean LANGUAGE plpgsql "
+        "AS $$ BEGIN RAISE 'sly code runs'; END $$; "
+        "CREATE DOMAIN sly.text AS pg_catalog.text CHECK (sly.seen(value))"
+    )
+    ask = "SELECT id, p.* FROM {} t, mop_predict('named_model', t) AS p ORDER BY id"
+    assert typed.run(ask.format("named_large")) == typed.run(ask.format("named"))
+    typed.run("SET search_path = sly, public, madlib, pg_catalog")
+    assert typed.value("SELECT mop_class('named_model', t) FROM named_large t LIMIT 1") in ("true", "false")
+    typed.run("SET search_path = public, madlib")
+
+
+def test_a_number_that_is_too_small_for_a_double_is_0(typed):
+    others = ", ".join(name for name in ALL if name != "exact")
+    tiny, zero = (
+        answers(typed, f"SELECT {others}, {v}::numeric AS exact FROM typed WHERE id = 5") for v in ("1e-400", "0")
+    )
+    assert tiny == zero and tiny[0] is not None
+
+
 def test_any_number_of_columns_is_kept(typed):
     made = ", ".join(f"id * {k} AS n{k}" for k in range(1, 121))
     kept = ", ".join(f"n{k}" for k in range(1, 121))

@@ -419,6 +419,38 @@ def daily(shop):
     return shop
 
 
+def test_a_source_that_asks_another_model_changes_no_answer(daily):
+    daily.run(
+        "INSERT INTO daily_model SELECT (jsonb_populate_record(m, jsonb_build_object('version', 1 + k, 'in_use', false, "
+        "'model_arch', replace(m.model_arch::text, '\"softmax\"', '\"sparsemax\"')::jsonb, 'model_weights', "
+        "CASE k WHEN 1 THEN m.model_weights ELSE decode(repeat('00', length(m.model_weights)), 'hex') END))).* "
+        "FROM daily_model m, generate_series(1, 2) k WHERE version = 1"
+    )
+    assert (
+        daily.value("SELECT count(*) FROM mop_models WHERE name = 'daily_model' AND computed_by LIKE 'trainer%'") == 2
+    )
+    total = "SELECT sum((probabilities->>'true')::float8) FROM mop_predict('daily_model', version => {}, source => $s${}$s$)"
+    alone = daily.value(total.format(2, "daily"))
+    within = "SELECT t.* FROM daily t WHERE mop_class('daily_model', t, {}) IS NOT NULL"
+    nested = (
+        "SELECT t.* FROM daily t, mop_predict('daily_model', source => 'SELECT * FROM daily LIMIT 1', version => {}) p"
+    )
+    for version in (1, 2, 3):
+        for source in (within, nested):
+            assert daily.value(total.format(2, source.format(version))) == pytest.approx(alone)
+    assert daily.value(total.format(3, "daily")) != pytest.approx(alone)
+    # a view's functions look up names by the caller's search_path
+    daily.run("CREATE FUNCTION said(daily) RETURNS text LANGUAGE sql AS $$ SELECT mop_class('daily_model', $1) $$")
+    daily.run("CREATE VIEW daily_said AS SELECT d.*, said(d) AS said FROM daily d")
+    assert (
+        daily.value(
+            "SELECT count(kept->>'said') FROM mop_predict('daily_model', source => 'daily_said', keep => 'said')"
+        )
+        == 200
+    )
+    daily.run("DELETE FROM daily_model WHERE version > 1")
+
+
 def test_bad_values_and_versions_are_named(daily):
     assert daily.value("SELECT computed_by FROM mop_models WHERE name = 'daily_model'") == "backend"
     for value, fragment in (

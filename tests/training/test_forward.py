@@ -68,6 +68,15 @@ VECTOR = {
 }
 
 
+@pytest.mark.parametrize(
+    "arguments", [{}, {"threshold": 1.0}, {"max_value": 1.5, "negative_slope": 0.2, "threshold": 0.5}]
+)
+def test_relu_at_its_edges(arguments):
+    edges = [0, -0.0, 0.5, 1, 1.5, np.nextafter(np.float32(1), np.float32(2)), -1, 1e38, -1e38, np.inf]
+    edges += [] if "negative_slope" in arguments else [-np.inf]
+    compare(keras.Sequential([layers.Input((1,)), layers.ReLU(**arguments)]), np.array(edges, "f4").reshape(-1, 1))
+
+
 @pytest.mark.parametrize("name", VECTOR)
 def test_a_layer_of_vectors(name):
     compare(keras.Sequential([keras.Input((6,)), VECTOR[name](), layers.Dense(2)]), rows(6))

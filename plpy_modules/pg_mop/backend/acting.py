@@ -1,4 +1,4 @@
-"""Queries with the rights of another role, within a function of the extension's owner."""
+"""Queries that leave nothing behind: with the caller's rights, or with those of another role."""
 
 from __future__ import annotations
 
@@ -22,6 +22,17 @@ def _switch() -> tuple[Any, Any]:
 
 
 @contextmanager
+def undone(plpy: Any) -> Iterator[None]:
+    """Roll the block's changes back at its end, which also releases its locks. Exceptions pass."""
+    part = plpy.subtransaction()
+    part.__enter__()
+    try:
+        yield
+    finally:
+        part.__exit__(Exception, None, None)  # rolls back, as after an exception
+
+
+@contextmanager
 def undone_as(plpy: Any, role: int) -> Iterator[None]:
     """Run the block with the rights of a role (its OID), and roll back at its end whatever it has changed.
 
@@ -30,9 +41,7 @@ def undone_as(plpy: Any, role: int) -> Iterator[None]:
     aborts a transaction or subtransaction, and that gives the rights back, too.
     """
     tell, put = _switch()
-    part = plpy.subtransaction()
-    part.__enter__()
-    try:
+    with undone(plpy):
         before, context = ctypes.c_uint32(), ctypes.c_int()
         tell(before, context)
         put(role, context.value | RESTRICTED)
@@ -40,5 +49,3 @@ def undone_as(plpy: Any, role: int) -> Iterator[None]:
             yield
         finally:
             put(before, context)
-    finally:
-        part.__exit__(Exception, None, None)  # rolls back, as after an exception

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mop_udf.errors import as_before_9_5, sendable
+from pg_mop.backend import acting
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.explaining import Explaining
 from pg_mop.backend.quoting import quote_identifier
@@ -144,12 +145,8 @@ class CallerSession:
     @contextmanager
     def undone(self) -> Iterator[None]:
         """Roll the block's changes back at its end, which also releases its locks. Exceptions pass."""
-        part = self.plpy.subtransaction()
-        part.__enter__()
-        try:
+        with acting.undone(self.plpy):
             yield
-        finally:
-            part.__exit__(Exception, None, None)  # rolls back, as after an exception
 
     def note_act(self, act: str, details: Mapping[str, Any]) -> None:
         """Note an act of the caller in the audit log (sql/13_audit.sql), unless the transaction can write nothing."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pg_mop.backend.acting import undone
 
 
 class CatalogState(NamedTuple):
@@ -33,6 +35,7 @@ class _Server(NamedTuple):
     subtransaction: Callable[[], int]
     command: Callable[[bool], int]
     begin: Callable[[], int]
+    statement: Callable[[], int]
 
 
 @functools.cache
@@ -53,6 +56,7 @@ def _server() -> _Server | None:
             function("GetCurrentSubTransactionId", ctypes.c_uint32),
             function("GetCurrentCommandId", ctypes.c_uint32, ctypes.c_bool),
             function("GetCurrentTransactionStartTimestamp", ctypes.c_int64),
+            function("GetCurrentStatementStartTimestamp", ctypes.c_int64),
         )
     except (AttributeError, ValueError):
         return None
@@ -73,3 +77,22 @@ def lock_scope() -> tuple[int, int] | None:
     """What holds the locks that are taken now: (begin of the transaction, its subtransaction)."""
     server = _server()
     return server and (server.begin(), server.subtransaction())
+
+
+def statement_begin() -> int | None:
+    """When the client's statement began; all statements of functions within it have its moment."""
+    server = _server()
+    return server and server.statement()
+
+
+def hear(plpy: Any) -> None:
+    """Let the session hear of what others have committed: at a lock that it does not hold yet, PostgreSQL reads the messages
+    about changes of the catalog. The lock ends with this call."""
+    global _any_lock
+    with undone(plpy):
+        if _any_lock is None:
+            _any_lock = plpy.prepare("SELECT 1 FROM pg_catalog.pg_ts_template LIMIT 0")
+        plpy.execute(_any_lock)
+
+
+_any_lock: Any = None  # a plan; the table is one that no other statement reads

@@ -59,9 +59,20 @@ def sql_function(function: Callable[..., Any], commits: bool = False) -> Callabl
         finally:
             for work in db.at_end:
                 work()
-        raise_error(plpy, f"{function.__name__}: {problem.message}", problem.sqlstate, problem.detail, problem.hint)
+        name = getattr(function, "called_as", function.__name__)
+        raise_error(plpy, f"{name}: {problem.message}", problem.sqlstate, problem.detail, problem.hint)
 
     return shim
+
+
+def called_as(name: str) -> Callable[[Any], Any]:
+    """Name the SQL function that users call, of which a function is a part; its errors begin with this name."""
+
+    def named(function: Any) -> Any:
+        function.called_as = name
+        return function
+
+    return named
 
 
 sql_procedure = functools.partial(sql_function, commits=True)

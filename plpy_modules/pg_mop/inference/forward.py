@@ -463,8 +463,10 @@ def _relu(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     slope, threshold = np.float32(slope or 0), np.float32(threshold or 0)
 
     def relu(x: np.ndarray) -> np.ndarray:
-        x = np.where(x >= threshold, x, slope * (x - threshold))
-        return x if most is None else np.minimum(x, np.float32(most))
+        positive = np.where(x > threshold, x, np.float32(0))
+        if most is not None:
+            positive = np.minimum(positive, np.float32(most))
+        return positive - slope * np.maximum(threshold - x, 0) if slope else positive
 
     return relu
 

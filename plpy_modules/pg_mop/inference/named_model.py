@@ -32,19 +32,9 @@ from pg_mop.inference.keras_net import KerasNet
 from pg_mop.inference.model import Model
 from pg_mop.inference.model_parts import part_query
 from pg_mop.inference.row_inputs import RowInputs
-from pg_mop.inference.version_rows import COLUMNS, SharedRows, VersionRows
+from pg_mop.inference.version_rows import IS_MODEL, TYPES, SharedRows, VersionRows
 from pg_mop.packing.row_source import in_brackets, is_query
 
-TYPES = {name: definition.split()[0] for name, definition in COLUMNS.items()}
-# SQL: pg_class row c is a model: a plain table with the columns above, of PostgreSQL's own types. A value of another type
-# would run its owner's functions with the reader's rights.
-IS_MODEL = (
-    "(c.relkind = 'r' AND NOT EXISTS (SELECT 1 FROM (VALUES "
-    + ", ".join(f"('{name}', '{sql_type}'::regtype)" for name, sql_type in TYPES.items())
-    + ") AS w(name, type) WHERE NOT EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = w.name "
-    "AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = w.type "
-    "AND (row_to_json(a)->>'attgenerated') IS DISTINCT FROM 'v')))"
-)
 # SQL: to read c runs no code of another role: the table has no policies, no expressions that the planner would compute, and
 # no children, which may have both
 IS_SAFE = (
@@ -385,14 +375,13 @@ class RowReader:
 
     def chunks(self, extra: Sequence[str] = ()) -> Iterator[list[Any]]:
         """Chunks of rows."""
-        # functions of a query look up names by the caller's search_path, as its own names are
-        path = self.db.caller_path if self.is_query else nullcontext
-        with path():
+        # functions of a query or a view look up names by the caller's search_path, as a query's own names are
+        with self.db.caller_path():
             cursor = self.db.plpy.cursor(self.sql(extra))
         try:
             while True:
                 self.db.check_cancel()
-                with path():
+                with self.db.caller_path():
                     rows = list(cursor.fetch(self.model.chunk_rows))
                 if not rows:
                     return

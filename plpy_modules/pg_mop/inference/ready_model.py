@@ -3,7 +3,8 @@
 The checks of a model's name, of its table and of the caller's rights are repeated where one of them may have another result
 (backend/catalog_state.py). Three things are done for each row: PostgreSQL looks for the version in use (and refuses a reader
 without rights), and turns the row into wires; NumPy computes the net. A transaction locks the table before it compares the two
-states: a lock lets the session hear of changes, and a plan that is made anew would run functions of a new index.
+states: a lock lets the session hear of changes, and a plan that is made anew would run functions of a new index. Each statement
+of the client hears of them again, since the lock of an open transaction is an old one.
 A net that a serving process computes is ready until the transaction ends: settings and the role's limits are read again then.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from mop_udf.pool.process import TrainerError, TrainerLost
-from pg_mop.backend.catalog_state import CatalogState, catalog_state, lock_scope
+from pg_mop.backend.catalog_state import CatalogState, catalog_state, hear, lock_scope, statement_begin
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.inference.keras_net import KerasNet
@@ -42,9 +43,14 @@ class ReadyModel:
     def checked(self, state: CatalogState, net: Computer) -> None:
         """The checks have passed in a state, and this transaction has locked the table."""
         self._state, self._scope, self._net = state, lock_scope(), net
+        self._statement = statement_begin()
 
     def is_current(self, plpy: Any) -> bool:
         """Whether the checks would pass again; the table is locked then."""
+        statement = statement_begin()
+        if statement != self._statement:
+            hear(plpy)
+            self._statement = statement
         if self._state != catalog_state():
             return False
         scope = lock_scope()

@@ -41,10 +41,21 @@ COLUMNS = {
     "model_arch": "json NOT NULL",
     "model_weights": "bytea NOT NULL",
 }
+TYPES = {name: definition.split()[0] for name, definition in COLUMNS.items()}
+# SQL: pg_class row c is a model: a plain table with the columns above, of PostgreSQL's own types. A value of another type
+# would run its owner's functions with the reader's rights.
+IS_MODEL = (
+    "(c.relkind = 'r' AND NOT EXISTS (SELECT 1 FROM (VALUES "
+    + ", ".join(f"('{name}', '{sql_type}'::regtype)" for name, sql_type in TYPES.items())
+    + ") AS w(name, type) WHERE NOT EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = w.name "
+    "AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = w.type "
+    "AND (row_to_json(a)->>'attgenerated') IS DISTINCT FROM 'v')))"
+)
 MARK = "tableoid"  # the column whose SELECT is the right to ask
-# SQL: whether role r may ask the model whose table is the row c of pg_class
+# SQL: whether role r may ask the model whose table is the row c of pg_class. A policy for the rows of a table cannot be kept
+# where they are read with the owner's rights.
 MAY_ASK = (
-    "(has_schema_privilege(r.role, c.relnamespace, 'USAGE') "
+    f"({IS_MODEL} AND NOT c.relrowsecurity AND has_schema_privilege(r.role, c.relnamespace, 'USAGE') "
     f"AND has_column_privilege(r.role, c.oid, '{MARK}', 'SELECT'))"
 )
 

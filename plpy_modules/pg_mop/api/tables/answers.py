@@ -8,11 +8,12 @@ from typing import Any, NoReturn
 from mop_udf.aggregate import Session
 from mop_udf.errors import raise_error
 from pg_mop.api.common.session import computer_of, with_trainer
+from pg_mop.backend.caller import extension_schema
 from pg_mop.backend.catalog_state import catalog_state
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.functions import sql_function
-from pg_mop.backend.quoting import quote_literal
+from pg_mop.backend.functions import called_as, sql_function
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.inference.named_model import Answer, NamedModel, tell_unseen
 from pg_mop.inference.ready_model import keep_ready, ready_model
 
@@ -44,17 +45,25 @@ def value_for_row(
         return None
     if (what == "mop_number") != (probability is None):
         kind, other = ("numbers", "mop_number") if probability is None else ("classes", "mop_class")
-        raise_error(plpy, f'{what}: model "{model}" predicts {kind}', "22023", None, f"Call {other}('{model}', t).")
+        call = f"{quote_identifier(extension_schema(plpy))}.{other}({quote_literal(model)}, t)"
+        raise_error(plpy, f'{what}: model "{model}" predicts {kind}', "22023", None, f"Call {call}.")
     if what != "mop_probability":
         return prediction
     of_classes = json.loads(str(probabilities))
     if label not in of_classes:
         few = ", ".join(list(of_classes)[:10]) + ", ..." * (len(of_classes) > 10)
-        raise_error(plpy, f'{what}: model "{model}" has no class {label!r}', "22023", f"Its classes are {few}.", None)
+        raise_error(
+            plpy,
+            f'{what}: model "{model}" has no class {quote_literal(label)}',
+            "22023",
+            f"Its classes are {few}.",
+            None,
+        )
     return repr(of_classes[label])
 
 
 @with_trainer(keeps=True)
+@called_as("mop_predict")
 def mop_predict_row(
     db: Database, session: Session, model: str | None, row: str | None, version: int | None, path: str | None
 ) -> list[Answer]:

@@ -13,8 +13,8 @@ from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.columns import Transform
 from pg_mop.inference.custom_code import KEY, CustomCode
-from pg_mop.inference.named_model import IS_MODEL, IS_SAFE, computed_by, table_of
-from pg_mop.inference.version_rows import COLUMNS, MARK
+from pg_mop.inference.named_model import IS_SAFE, computed_by, table_of
+from pg_mop.inference.version_rows import COLUMNS, IS_MODEL, MARK
 
 
 @sql_function
@@ -173,7 +173,7 @@ def mop_share(db: Database, name: str | None, role: str | None, what: str | None
         raise MopError("no role is named", sqlstate="22004", hint="SELECT rolname FROM pg_roles;")
     again = f"SELECT {db.extension}.mop_share({quote_literal(name)}, {quote_literal(role)}, what => 'answers');"
     if what not in SHARED:
-        raise MopError(f"what must be one of {', '.join(map(repr, SHARED))}, not {what!r}", hint=again)
+        raise MopError(f"what must be one of {', '.join(map(repr, SHARED))}, not {quote_literal(what)}", hint=again)
     if db.one("SELECT 1 AS x FROM pg_roles WHERE rolname = $1", ["text"], [role]) is None:
         raise MopError(f'role "{role}" does not exist', sqlstate="42704", hint="SELECT rolname FROM pg_roles;")
     quoted = quote_identifier(role)
@@ -182,6 +182,21 @@ def mop_share(db: Database, name: str | None, role: str | None, what: str | None
             f"permission denied to share model {table}",
             hint=f"GRANT SELECT ON {table} TO {quote_identifier(db.current_user())} WITH GRANT OPTION;",
             sqlstate="42501",
+        )
+    about = db.one(
+        "SELECT pg_get_userbyid(relowner) = $2 AS owns, relrowsecurity FROM pg_class WHERE oid = $1",
+        ["oid", "text"],
+        [table.oid, role],
+    )
+    assert about is not None
+    if about["owns"]:
+        raise MopError(f'role "{role}" owns model {table}', hint="Name another role.", sqlstate="42501")
+    if what == "answers" and about["relrowsecurity"]:
+        raise MopError(
+            f"answers of model {table} cannot be shared: the table has row security",
+            detail="A role that may only ask is answered from rows that are read with the owner's rights.",
+            hint=f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY; or share the table: what => 'model'.",
+            sqlstate="55000",
         )
     parts = weights.existing(db, str(table))
     tables = f"{table}{f', {parts}' if parts else ''}"

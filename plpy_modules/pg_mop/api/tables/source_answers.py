@@ -11,6 +11,7 @@ from mop_udf.aggregate import Session
 from pg_mop.api.common.session import computer_of, give_back_at_end, with_trainer
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, without_nul
+from pg_mop.backend.functions import called_as
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
 from pg_mop.inference.named_model import Answer, NamedModel, RowReader
 
@@ -22,6 +23,7 @@ _numbers = itertools.count(1)
 
 
 @with_trainer(keeps=True)
+@called_as("mop_predict")
 def mop_predict_source(
     db: Database, session: Session, model: str | None, source: str | None, keep: str | None, version: int | None
 ) -> int:
@@ -41,11 +43,15 @@ def mop_predict_source(
 
 
 @with_trainer(keeps=True)
+@called_as("mop_predict")
 def mop_predict_rows(db: Database, session: Session, opened: int) -> list[Row]:
     """The answers for the next rows of a source, in its order; an empty list after the last."""
     place, parts = _opened.pop(opened, (None, iter(())))
     if place != _place(db):
-        raise MopError(f"no source is open as {opened}", hint="SELECT * FROM mop_predict('model', source => 'table');")
+        raise MopError(
+            f"no source is open as {opened}",
+            hint=f"SELECT * FROM {db.extension}.mop_predict('model', source => 'table');",
+        )
     rows = next(parts, [])
     if rows:
         _opened[opened] = place, parts
@@ -55,6 +61,7 @@ def mop_predict_rows(db: Database, session: Session, opened: int) -> list[Row]:
 
 
 @with_trainer
+@called_as("mop_predict")
 def mop_predict_few(
     db: Database, session: Session, model: str | None, source: str | None, version: int | None
 ) -> list[Row]:

@@ -22,6 +22,7 @@ JSON_TYPES = {
     "jsonb": "json",  # (a field that no jsonb can have matters only where it is read)
 }
 HUGE = "1e300"  # numbers beyond are infinite
+TINY = "1e-300"  # and those within are 0: double precision ends at 1e-308
 UTC = "UTC"
 LAST = "'294276-12-01'::date"  # later dates are beyond the range of timestamps
 
@@ -49,7 +50,8 @@ def number_sql(raw: str, sql_type: str, is_field: bool = False) -> str:
         raw, sql_type = f"(CASE WHEN {raw} ~ {quote_literal(number)} THEN {raw}::numeric END)", "numeric"
     if sql_type == "numeric":
         return (
-            f"(CASE WHEN {raw} = 'NaN' THEN NULL WHEN abs({raw}) < {HUGE} THEN {raw}::double precision "
+            f"(CASE WHEN {raw} = 'NaN' THEN NULL WHEN abs({raw}) < {TINY} THEN 0::double precision "
+            f"WHEN abs({raw}) < {HUGE} THEN {raw}::double precision "
             f"WHEN {raw} IS NOT NULL THEN sign({raw})::double precision * 'Infinity' END)"
         )
     if sql_type in INEXACT:
