@@ -180,9 +180,11 @@ def members_of(db: Database, table: Table, version: int) -> list[tuple[int, int,
         f"FROM {table} WHERE version = {version}"
     )
     assert row is not None
+    if row["members"] is None:  # a net that only looks like one of several
+        return []
     with understood(f"the members of version {version} of {table} cannot be read"):
         places = ensemble.members_of(json.loads(row["arch"]))
-        sizes = [member["bytes"] for member in json.loads(row["members"] or "[]")] if places else []
+        sizes = [member["bytes"] for member in json.loads(row["members"])] if places else []
         if not all(isinstance(size, int) and size >= 0 for size in sizes):
             raise ValueError("a number of bytes is none")
     if [len(sizes), sum(sizes)] != [len(places), row["size"] if places else 0]:

@@ -33,7 +33,7 @@ from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows
 REMARK = "a step of mop_train: its end, or the next call, drops it"  # the comment of the relations of the steps
 RESERVED = 0.05  # of the time limit, for measuring the winner
 FOR_BASELINES = 0.1  # of the time limit, for training these
-FOR_ENSEMBLE = 0.02  # of the time limit, for the answers that choose the members
+FOR_ENSEMBLE = 0.03  # of the time limit, for the answers that choose the members
 LEAST_SECONDS = 0.5  # of training: of the search, and of baselines
 STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
 MOST_DRAWN = 100_000  # rows that the interval of R2 is drawn from
