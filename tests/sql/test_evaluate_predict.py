@@ -362,7 +362,7 @@ def test_models_are_evaluated_together_with_the_results_of_each_alone(db, cache)
 
 def warmed(db, client, output):
     """Train, so that several trainers of the client's role are idle in the pool: then worker sessions predict."""
-    idle = "SELECT count(*) > 1 AND bool_and(state = 'idle') FROM madlib.mop_trainers"
+    idle = "SELECT count(*) > 1 AND bool_and(state = 'idle') FROM madlib.mop_trainers WHERE state <> 'serving'"
     for once in tries():  # (a trainer that starts late may find nothing to train)
         fit(client, "flowers_packed", output, "mst", iterations=1)
         once.counts = eventually(lambda: db.value(idle), 20)
