@@ -10,8 +10,9 @@ ROWS = 500
 
 @pytest.fixture(scope="module")
 def houses(db):
-    """A table with a class and a number, both noisy; for each six trained models, and the ensemble `sold` or `price`."""
-    db.run("SET search_path = public, madlib")
+    """A table with a class and a number, both noisy; for each nine trained models, and the ensemble `sold` or `price`."""
+    # (one segment and one seed: the models are always the same)
+    db.run("SET search_path = public, madlib; SET pg_mop.seed = 1; SET pg_mop.segments = 1")
     db.run(
         f"CREATE TABLE houses AS SELECT i AS id, i * 7 % 60 AS age, (ARRAY['town', 'lake', 'hill'])[1 + i % 3] AS area, "
         "(i * 37 % 101)::float8 AS size, (i * 7919 % 997) / 100.0 AS noise "
@@ -32,10 +33,10 @@ def houses(db):
 
 
 def search(db, target, output, loss):
-    """Train six models for a target: each net with two rates."""
+    """Train models for a target: each net with three rates."""
     db.run(
         f"SELECT mop_search('{target}_packed', '{output}', '{target}_nets', $$ {{'loss': ['{loss}'], "
-        "'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01, 0.03]}], 'batch_size': [32]} $$, 'grid', "
+        "'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.005, 0.01, 0.03]}], 'batch_size': [32]} $$, 'grid', "
         f"'iterations=8', validation_table => '{target}_checked', random_state => 1)"
     )
 
@@ -172,8 +173,8 @@ def test_nets_of_keras_are_members_too(houses):
     search(houses, "sold", "mixed", "categorical_crossentropy")
     houses.run("SELECT mop_ensemble('mixed', 'sold_checked', 'mixed_model')")
     keys = {member["mst_key"] for member in members(houses, "mixed_model")}
-    assert houses.value("SELECT details->'ensemble'->'candidates' FROM mixed_model") == 8
+    assert houses.value("SELECT details->'ensemble'->'candidates' FROM mixed_model") == 12
     assert houses.value("SELECT count(*) FROM mop_predict('mixed_model', source => 'houses')") == ROWS
-    convolutions = houses.run("SELECT mst_key FROM mixed_info ORDER BY model_id DESC LIMIT 2")
+    convolutions = houses.run("SELECT mst_key FROM mixed_info ORDER BY model_id DESC LIMIT 3")
     by = houses.value("SELECT computed_by FROM mop_models WHERE name = 'mixed_model'")
     assert ("Conv1D" in by) == bool(keys & {row["mst_key"] for row in convolutions})
