@@ -6,7 +6,7 @@ from types import ModuleType
 
 import psycopg2
 
-# what PL/Python puts before a message: classes of exceptions (as backend/errors.py of the extension has it)
+# PL/Python puts the classes of exceptions before a message. (The extension has the same pattern in backend/errors.py.)
 _CLASSES = re.compile(r"^(?:(?:(?:plpy|spiexceptions)\.\w+|pg_mop): )+")
 
 

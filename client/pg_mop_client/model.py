@@ -50,7 +50,7 @@ class Model:
                 raise
 
     def _may_only_ask(self) -> bool:
-        """Whether the role sees no row of mop_models, and may ask all the same (mop_share(..., what => 'answers'))."""
+        """Whether the role may ask the model but not read its table."""
         quote_table(self.name)
         asked = (
             "SELECT pg_catalog.has_column_privilege(c.oid, 'tableoid', 'SELECT') AND NOT "

@@ -15,19 +15,12 @@ import psycopg2
 import pytest
 
 from support.client import Client
-from support.cluster import Cluster, client_program, eventually, folder, fork_servers
+from support.cluster import client_program, eventually, folder, fork_servers
 from support.trainers import all_trainers, of_backend, trainers
 from support.tries import tries
 from support.workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
 
 OPTIONS = {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 1, "idle_ms": 60000}
-
-
-@pytest.fixture(scope="module")
-def own():
-    """A server whose fork server is nobody else's."""
-    with Cluster() as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

@@ -8,18 +8,11 @@ import psycopg2
 import pytest
 
 from support.client import Calling, Client
-from support.cluster import Cluster, eventually, fork_servers
+from support.cluster import eventually, fork_servers
 from support.trainers import trainers
 
 ASK = "SELECT id, madlib.mop_number('{}', h) FROM houses h WHERE id <= {} ORDER BY id"
 SERVING = "SELECT pid FROM madlib.mop_trainers WHERE state = 'serving' ORDER BY pid"
-
-
-@pytest.fixture(scope="module")
-def own():
-    """A server whose pool is nobody else's."""
-    with Cluster() as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

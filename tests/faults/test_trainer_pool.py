@@ -12,7 +12,7 @@ import psycopg2
 import pytest
 
 from support.client import Calling, Client
-from support.cluster import Cluster, eventually, fork_servers
+from support.cluster import eventually, fork_servers
 from support.trainers import all_trainers, of_backend, trainers
 from support.tries import tries
 from support.workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, pickled, selection
@@ -31,13 +31,6 @@ SQUARED = pickled(
     "squared",
     "def squared(y_true, y_pred):\n    import keras\n    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)\n",
 )
-
-
-@pytest.fixture(scope="module")
-def own():
-    """A server whose pool is nobody else's."""
-    with Cluster() as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

@@ -39,13 +39,6 @@ class KerasNet:
         self._has_ended = False
         limits = Limits(db.plpy, quote_identifier(extension_schema(db.plpy)))
         self._options = None if model.objects else limits.allowed(options)  # None: the trainer answers
-        self.decode()
-
-    def decode(self) -> None:
-        """Have the model's columns, which other calls of the session use, too, decode by this net."""
-        for column in self.model.inputs:
-            if column.needs_trainer:
-                column.decoded_by(self)
 
     def outlives_call(self) -> bool:
         """Whether a serving process answers: then the net may be kept beyond its call. From now on it reads no table and has

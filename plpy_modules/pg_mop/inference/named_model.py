@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from mop_udf.aggregate import Session
 from pg_mop.backend import foreign_code, weights
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
@@ -28,7 +29,6 @@ from pg_mop.columns.features.conversion import UTC, as_trained, family, json_typ
 from pg_mop.columns.one_hot import free_name
 from pg_mop.inference import forward
 from pg_mop.inference.custom_code import CustomCode
-from pg_mop.inference.keras_net import KerasNet
 from pg_mop.inference.model import Model
 from pg_mop.inference.model_parts import part_query
 from pg_mop.inference.row_inputs import RowInputs
@@ -200,7 +200,17 @@ class NamedModel(RowInputs, Model):
                 raise has_nul([name])
         return NUL.sub(r"\1\\ufffd", row)
 
-    def bad_value(self, db: Database, row: str) -> MopError | None:
+    def wires_of(self, db: Database, session: Session, row: str) -> Sequence[Any]:
+        """The wires of a JSON row, by a plan that the session keeps. Raises MopError for a value of another type."""
+        try:
+            return session.query(self.row_query, ("json",), (self.without_nul(row),))
+        except db.plpy.SPIError as error:
+            problem = self._bad_value(db, row) if str(error.sqlstate).startswith("22") else None
+            if problem is None:
+                raise
+        raise problem
+
+    def _bad_value(self, db: Database, row: str) -> MopError | None:
         """The error for the first value of a JSON row that does not have the type of its column."""
         for name, sql_type in self.types().items():
             try:
@@ -221,14 +231,18 @@ class NamedModel(RowInputs, Model):
                 )
         return None
 
-    def encode(self, rows: Sequence[Any], unseen: dict[str, list[str]] | None = None) -> list[np.ndarray]:
-        """Rows with wires w0, w1, ... -> the arrays that the net takes.
+    def encode(
+        self, computer: Computer, rows: Sequence[Any], unseen: dict[str, list[str]] | None = None
+    ) -> list[np.ndarray]:
+        """Rows with wires w0, w1, ... -> the arrays that the net takes. `computer`: of this model; it decodes images.
 
         `unseen`: {column: values that training rows did not have}, to which those of new columns are added.
         """
         arrays = []
         with _reading(self.what):
             for column, values in self.values(rows):
+                if column.needs_trainer:  # (another call of the session may have lent the column its own)
+                    column.decoded_by(computer)
                 arrays.append(column.encode_for_prediction(values))
                 if unseen is not None:
                     for name, values_of_name in column.unseen(values).items():
@@ -245,9 +259,7 @@ class NamedModel(RowInputs, Model):
 
     def answers(self, computer: Computer, rows: Sequence[Any], unseen: dict[str, list[str]]) -> list[Answer]:
         """The answers for rows with wires w0, w1, ...; `computer`, `unseen`: as for `outputs_of` and `encode`."""
-        if isinstance(computer, KerasNet):
-            computer.decode()
-        return answers(self, self.outputs_of(computer, self.encode(rows, unseen)))
+        return answers(self, self.outputs_of(computer, self.encode(computer, rows, unseen)))
 
     def labels(self, width: int) -> list[str]:
         """The name of each unit: its class, or its place where more units than classes were asked for. All differ."""
@@ -336,10 +348,10 @@ class RowReader:
 
     def __init__(self, db: Database, source: str | None, model: RowInputs) -> None:
         """Raises MopError where a column has a type that the model cannot read."""
-        self.db, self.model, self.is_query = db, model, is_query(source)
+        self.db, self.model = db, model
         part = None
         self._may_tell = not (isinstance(model, NamedModel) and isinstance(model.rows, SharedRows))
-        if isinstance(model, NamedModel) and self._may_tell and source and not self.is_query:
+        if isinstance(model, NamedModel) and self._may_tell and source and not is_query(source):
             part = part_query(db, model.name, model.table, source)
         self.origin, self.columns, self.exact_types = origin_of(db, source, part)
         self.types, zones = model.types(), model.zones()

@@ -96,6 +96,9 @@ mop_train('cells', 'd_trained', 'y', max_trials => {2}, time_limit => '15 s', la
 mop_deploy('d_named', 'models', {1})
 mop_predict('cells_named', source => 'cells', version => {1})
 mop_predict('cells_named', c, {1}) FROM cells c WHERE id = 1
+mop_class('cells_named', c, {1}) FROM cells c WHERE id = 1
+mop_probability('cells_named', c, 'true', {1}) FROM cells c WHERE id = 1
+mop_number('cells_named', c, {1}) FROM cells c WHERE id = 1
 mop_predict_into('cells_named', 'cells', 'd_answers', NULL, {1})
 mop_evaluate('cells_named', 'cells', {1})
 mop_compare('cells_named', {1}, {2}, 'cells')
@@ -114,7 +117,7 @@ mop_use_version('cells_named', {1})
 """
 CALLS = [" ".join(call.split()) for call in re.split(r"\n(?=\w)", CALLS.strip())]  # (each on one line, or more)
 # the errors of calls that say what they were given, which shows that the function was found
-SAID = ("is finished", "there is no job 0", "is not running", "predicts classes, not numbers")
+SAID = ("is finished", "there is no job 0", "is not running", "predicts classes")
 
 
 @pytest.mark.parametrize("kind", NUMBERS)

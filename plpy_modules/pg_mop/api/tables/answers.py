@@ -75,14 +75,7 @@ def mop_predict_row(
     if not row.lstrip().startswith("{"):
         raise _no_row(db, model, None)
     named = NamedModel.find(db, model, version, asks=True)
-    row = named.without_nul(row)
-    try:
-        rows = session.query(named.row_query, ("json",), (row,))
-    except db.plpy.SPIError as error:
-        problem = named.bad_value(db, row) if str(error.sqlstate).startswith("22") else None
-        if problem is None:
-            raise
-        raise problem from None
+    rows = named.wires_of(db, session, row)
     unseen: dict[str, list[str]] = {}
     with computer_of(db, session, named, check_names=False) as computer:
         row_answers = named.answers(computer, rows, unseen)

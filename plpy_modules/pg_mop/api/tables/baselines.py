@@ -96,12 +96,15 @@ def _read(db: Database, model: NamedModel, source: str | None) -> tuple[np.ndarr
     """
     reader = RowReader(db, source, model)
     features, truth = [], []
-    input_numbers = [i for i, column in enumerate(model.inputs) if column.flat]
-    width = sum(math.prod(model.inputs[i].shape) for i in input_numbers)
+    width = sum(math.prod(column.shape) for column in model.inputs if column.flat)
     most = min(MOST_ROWS, max(100, MOST_BYTES // (4 * max(1, width))))
     for chunk, targets in reports.rows_with_target(reader, model):
-        arrays = model.encode(chunk)
-        parts = [arrays[i].reshape(len(chunk), -1) for i in input_numbers]
+        with model.reading():
+            parts = [
+                column.encode_for_prediction(values).reshape(len(chunk), -1)
+                for column, values in model.values(chunk)
+                if column.flat
+            ]
         features.append(np.concatenate([*parts, np.zeros((len(chunk), int(not parts)))], 1).astype("<f4"))
         truth += targets
         if len(truth) >= most:

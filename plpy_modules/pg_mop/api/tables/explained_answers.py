@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from mop_udf.aggregate import Session
@@ -51,13 +50,7 @@ def mop_explain_answer(
     if named.regression and label is not None:
         raise MopError(f'model "{model}" predicts numbers: it has no class "{label}"', hint="Leave out label.")
     row = named.without_nul(row)
-    try:
-        wires = session.query(named.row_query, ("json",), (row,))
-    except db.plpy.SPIError as error:
-        problem = named.bad_value(db, row) if str(error.sqlstate).startswith("22") else None
-        if problem is None:
-            raise
-        raise problem from None
+    wires = named.wires_of(db, session, row)
     texts = {
         entry["key"]: entry["v"]
         for entry in db.execute(
@@ -70,13 +63,13 @@ def mop_explain_answer(
     unseen: dict[str, list[str]] = {}
     seed = abs(seed or 0)
     with computer_of(db, session, named) as computer:
-        explained = named.encode(wires, unseen)
+        explained = named.encode(computer, wires, unseen)
         outputs = named.outputs_of(computer, explained)
         label, value_of = _value(named, outputs, label)
         value = float(value_of(outputs)[0])
         if not math.isfinite(value):
             raise MopError(f'model "{model}" has no answer for the row: its net gives no finite numbers')
-        rows = named.encode(_background(db, named, source, seed))
+        rows = named.encode(computer, _background(db, named, source, seed))
         values = value_of(named.outputs_of(computer, rows))
         if not np.isfinite(values).any():
             raise MopError(f'model "{model}" has no answer for any background row: its net gives no finite numbers')
@@ -163,7 +156,7 @@ def _background(db: Database, named: NamedModel, source: str | None, seed: int) 
     hashed = f"pg_catalog.hashtextextended(pg_catalog.concat_ws('/'::text, {wires}), {seed}::bigint)"
     numbered = f"SELECT s.*, (pg_catalog.row_number() OVER (ORDER BY {hashed})) AS place FROM ({reader.sql()}) s"
     try:
-        with db.caller_path() if reader.is_query else nullcontext():
+        with db.caller_path():
             count = db.plpy.execute(f"SELECT pg_catalog.count(*) AS n FROM {reader.origin} t")[0]["n"]
             places = np.unique(np.arange(MOST_BACKGROUND) * count // MOST_BACKGROUND + 1).tolist()
             sample = db.plpy.prepare(

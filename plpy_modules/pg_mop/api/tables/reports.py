@@ -59,7 +59,7 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
     outputs = []
     with computer_of(db, session, model) as computer:
         for chunk, targets in rows_with_target(reader, model):
-            outputs.append(model.outputs_of(computer, model.encode(chunk)))
+            outputs.append(model.outputs_of(computer, model.encode(computer, chunk)))
             truth += targets
     if not truth:
         raise MopError(
@@ -227,7 +227,7 @@ def importance(
     with computer_of(db, session, found) as computer:
         for chunk, targets in rows_with_target(reader, found):
             rows_left = most - len(truth)
-            chunks.append(found.encode(chunk[:rows_left]))
+            chunks.append(found.encode(computer, chunk[:rows_left]))
             truth += targets[:rows_left]
             if len(truth) >= most:
                 break
