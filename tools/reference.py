@@ -75,26 +75,23 @@ SETTINGS = {
     ),
     "replicas": (
         None,
-        "With `2`, segments on other servers and the states trained there have copies, so that a run "
-        "continues when one server is away ([postgres_fdw](postgres_fdw.md#copies)). `3`: each segment has two copies, so that "
-        "two servers may "
-        "be away, and so on.",
+        "How often each segment on another server exists: with `2`, a run continues when one server is away "
+        "([copies](postgres_fdw.md#copies)).",
     ),
     "trainers": ("beside the rows", "Foreign server that names the Ray cluster of the trainers ([Ray](ray.md))."),
     "server_timeout": (None, "Time that a run waits for a server that is away."),
     "scheduler": (
         None,
-        "`randomized`: every visit order is equally likely, as in Cerebro, but without rounds (nearly "
-        "equally likely where unit batches run in fewer sessions than there are segments). `longest-first`: "
-        "the configuration with the longest remaining path, by measured times. `vector-rearrangement`, `milp` and "
-        "`monte-carlo` plan an iteration of units of 0.2 s and more, once their times are known, and are else "
-        "`longest-first`. `milp` needs SciPy (`make install WITH=milp`). For comparison: "
-        "`breadth-first`, `most-children-first`, and `round-robin`, MADlib's lockstep.",
+        "`randomized`: every visit order is equally likely, as in Cerebro, but without rounds (nearly equally likely where "
+        "unit batches run in fewer sessions than there are segments). `longest-first`: the configuration with the longest "
+        "remaining path, by measured times. `vector-rearrangement`, `milp` and `monte-carlo` plan an iteration of units of "
+        "0.2 s and more, once their times are known; otherwise they are `longest-first`. `milp` needs SciPy (`make install "
+        "WITH=milp`). For comparison: `breadth-first`, `most-children-first`, and `round-robin`, MADlib's lockstep.",
     ),
     "chain_seconds": (
         None,
-        "Seconds of training, about, that a session does as one command and one transaction, a *chain*: units that follow "
-        "one another, also across iterations. A crash loses at most a chain. `0`: no chains.",
+        "About how many seconds of training one command and one transaction have, a "
+        "[chain](how_it_works.md#planning). `0`: no chains.",
     ),
     "cache_mb": (
         None,
@@ -108,7 +105,7 @@ SETTINGS = {
     ),
     "compile_ahead": (
         None,
-        "Whether an idle trainer compiles nets for XLA that later runs like the last would gain from: while a processor core "
+        "Whether an idle trainer compiles nets for XLA from which later runs like the last would gain: while a processor core "
         "is idle, and for half a minute at most.",
     ),
     "threads": (
@@ -118,34 +115,28 @@ SETTINGS = {
     "gpu_memory_share": (
         "no limit",
         "Share of a device's memory that the trainers of a role take together: of each GPU with `use_gpus`, else of main "
-        "memory. Each trainer has an equal part of it that it cannot exceed, and a larger one where its net needs more "
-        "([packing](how_it_works.md#packing)).",
+        "memory ([packing](how_it_works.md#packing)).",
     ),
     "device_memory_mb": (
         "what nvidia-smi tells",
-        "Memory of a device that a call plans with: of each GPU with `use_gpus`, else of each virtual device "
-        "(`pg_mop.most_devices`). A net that needs more is divided among several devices "
-        "([large models](how_it_works.md#models-that-fit-no-device)).",
+        "Memory of a device that a call plans with: of each GPU with `use_gpus`, else of each virtual device. A net that needs "
+        "more is divided ([large models](how_it_works.md#models-that-fit-no-device)).",
     ),
     "most_devices": (
         "all GPUs of a server",
         "How many devices of a server one model may be divided among, with Keras on JAX; `1`: models are not divided. Without "
-        "GPUs, the processors of a server stand for so many virtual devices, which serve to try this out, and "
-        "`pg_mop.gpu_memory_share` is refused "
-        "([large models](how_it_works.md#models-that-fit-no-device)).",
+        "GPUs, the number of virtual devices ([large models](how_it_works.md#models-that-fit-no-device)).",
     ),
     "deal_threads": (
         None,
-        "Towards the end of a run, the configurations that are left train with the idle cores of a server, too, where that "
-        "pays ([threads](how_it_works.md#planning)). `auto`: only cores that no other program uses at that moment. `on`: all "
-        "cores that no other run wants. `off`, `pg_mop.threads`, or a `pg_mop.kernel` other than `auto`: threads stay as they "
-        "are.",
+        "Whether configurations train with idle cores, too, towards the end of a run ([threads](how_it_works.md#planning)). "
+        "`auto`: with cores that no other program uses at that moment. `on`: with all cores that no other run wants. `off`: "
+        "threads stay as they are.",
     ),
     "tail": (
         None,
         "Towards the end of a run, when fewer configurations are left than sessions: `data-parallel` trains each mini-batch on "
-        "several devices at once, where that pays. Updates are those of the whole mini-batch, up to rounding. It needs Keras "
-        "on JAX, and takes virtual devices of the processor ([the tail](how_it_works.md#the-tail)).",
+        "several devices at once, with Keras on JAX ([the tail](how_it_works.md#the-tail)).",
     ),
     "keras_backend": (
         None,
@@ -164,8 +155,8 @@ SETTINGS = {
     ),
     "serving_processes": (
         None,
-        "How many processes the sessions of a role share, at most, to ask models that Keras must compute; `0`: each session "
-        "leases a trainer ([how it works](how_it_works.md#serving)).",
+        "How many serving processes the sessions of a role share, at most; `0`: each session leases a trainer "
+        "([serving](how_it_works.md#serving)).",
     ),
     "lock_timeout": (None, "Time that a worker session waits for a lock."),
     "sessions": (
@@ -178,19 +169,15 @@ SETTINGS = {
         "Where runs share the cores of a server, those of higher priority train first "
         "([administration](administration.md#runs-side-by-side)).",
     ),
-    "deadline": (
-        "none",
-        "When a run should have ended. Among runs of one role and priority, those that would be late train first; a run that "
-        "cannot make its deadline says so at its begin ([administration](administration.md#deadlines)).",
-    ),
+    "deadline": ("none", "When a run should have ended ([administration](administration.md#deadlines))."),
     "resume": (None, "`on`: repeating a call resumes its unfinished run. `off`: the call starts a new run."),
     "unit_retries": (None, "Number of retries for a unit that was lost with its session or trainer."),
     "trainer_memory_mb": ("no limit", "Upper limit for the memory of a trainer."),
     "max_model_mb": ("the machine's memory", "Upper limit for the size of a model with its optimizer variables."),
     "weights_value_mb": (
         None,
-        "The largest weights of a trained model that `model_weights` has as one value. Larger ones are in parts, in the table "
-        "`<model table>_parts` ([large models](administration.md#large-models)). pg_dump needs at most `511`.",
+        "The largest weights of a trained model that `model_weights` has as one value; larger ones are "
+        "[in parts](administration.md#large-models). pg_dump needs at most `511`.",
     ),
     "kernel": (
         None,
@@ -310,8 +297,8 @@ HEAD = """\
 
 <!-- make reference writes this page -->
 
-The views, settings and functions of the extension, whose schema is `madlib` in these documents. A database answers the
-same questions with its own version:
+The views, settings and functions of the extension. In these documents its schema is `madlib`. A database describes its own
+version:
 
 ```sql
 SELECT name, about, usage FROM madlib.mop_functions();
@@ -320,15 +307,8 @@ SELECT madlib.mop_search('usage');      -- the arguments of one function
 SELECT madlib.mop_search('example');    -- a script that runs as it stands
 ```
 
-## Views
-
-[Views](reference/views.md): runs, progress, units, metrics, jobs, models. BI tools read them, too.
-
-## Settings
-
-[Settings](reference/settings.md): `SET pg_mop.seed = 42;` and so on.
-
-## Functions
+- [Views](reference/views.md): runs, progress, units, metrics, jobs, models.
+- [Settings](reference/settings.md): `SET pg_mop.seed = 42;` and so on.
 
 """
 OF_PAGE = "<!-- make reference writes this page -->"
@@ -337,15 +317,14 @@ Query the views from any session, also while a run goes on. A role sees its own 
 may act as. [BI tools](bi.md) lists the columns that stay in later versions.
 """
 OF_SETTINGS = """
-`SET pg_mop.<name> = <value>`, or `ALTER ROLE ... SET`, `ALTER DATABASE ... SET`. PostgreSQL accepts any value; the next
-call of a function reports a wrong value or an unknown name, and `SELECT * FROM madlib.mop_settings();` reports it at
-once.
+`SET pg_mop.<name> = <value>`, or `ALTER ROLE ... SET`, `ALTER DATABASE ... SET`. PostgreSQL accepts any value. The next
+call of a function reports a wrong value or an unknown name; `SELECT * FROM madlib.mop_settings();` reports it at once.
 """
 
 
 def pages():
     """{path below docs: text} of the reference: an index, and a page for the views, for the settings and for each family of
-    functions. A link to reference.md#function leads to the function's row in the index."""
+    functions."""
     about = _about()
     groups = _groups(about)
     forms = signatures(
@@ -354,10 +333,10 @@ def pages():
             for path in sorted([*(ROOT / "sql").glob("*.sql"), *(ROOT / "sql" / "postgresql").glob("*.sql")])
         )
     )
-    lines = ["| function | purpose |", "|---|---|"]
+    lines = ["| page | functions |", "|---|---|"]
     for title, names in groups.items():
-        lines.append(f"| **[{title}](reference/{slug(title)}.md)** | |")
-        lines += [f'| <a id="{n}"></a>[`{n}`](reference/{slug(title)}.md#{n}) | {_brief(about[n])} |' for n in names]
+        page = f"reference/{slug(title)}.md"
+        lines.append(f"| [{title}]({page}) | {', '.join(f'[`{name}`]({page}#{name})' for name in names)} |")
     found = {
         "reference.md": HEAD + "\n".join(lines),
         "reference/views.md": "\n".join(["# Views", "", OF_PAGE, OF_VIEWS, *_views()]),
@@ -375,11 +354,6 @@ def pages():
 def slug(title):
     """The name of the page of a family."""
     return re.sub(r"\W+", "-", title.lower())
-
-
-def _brief(about):
-    """The first sentence."""
-    return re.split(r"(?<=\w\w)\. |[:;] ", about)[0].rstrip(".") + "."
 
 
 def _from_below(text):
