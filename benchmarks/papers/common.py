@@ -49,8 +49,8 @@ def bound(costs, slowness, iterations=1):
 
 def table(head, rows):
     """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n"
+    first, *others = ("| " + " | ".join(map(str, line)) + " |" for line in (head, *rows))
+    return "\n".join([first, "|" + "---|" * len(head), *others]) + "\n"
 
 
 def span(values, digits=3):
