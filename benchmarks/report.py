@@ -21,8 +21,9 @@ page.
 
 CONTENDERS = """
 Processes start cold, with one thread each. All contenders start from the same initial weights, take the rows in a fixed order
-(pg_mop in that of its packed table), and evaluate the final loss on all rows. A difference of losses that rounding does not explain ends the benchmark with an error,
-unless the code states the reason. A contender without a figure was not run on that date, or cannot train the workload.
+(pg_mop in that of its packed table), and evaluate the final loss on all rows. A difference of losses that rounding does not
+explain ends the benchmark with an error, unless the code states the reason. A contender without a figure was not run on that
+date, or cannot train the workload.
 
 """
 ABOUT = {
@@ -63,9 +64,9 @@ ANSWERS = """
 ## Answers
 
 A dense net answers: a table of 7,043 customers with nine columns, and one of a million rows with 20. The service (FastAPI)
-answers over HTTP on the same machine, by connections that stay open. pandas and Keras is a process that reads the table and asks
-the exported file once. The forty connections of pgbench ask one of eight models in each transaction, and share the cores with
-it. Medians.
+answers over HTTP on the same machine, by connections that stay open. pandas and Keras is a process that reads the table and
+asks the exported file once. The forty connections of pgbench ask one of eight models in each transaction, and share the cores
+with it. Medians.
 """
 
 
