@@ -55,7 +55,7 @@ def sections():
     return [
         f"""## Makespans against the lower bound
 
-No paper has this table. 3 iterations, mean of 3 draws (least to most), as ratios to the lower bound: the work of the place that
+No paper has this table. 3 iterations, mean of 3 draws (least-most), as ratios to the lower bound: the work of the place that
 has most, or the units of the configuration that has most. "Failures, stragglers": 2 % of the units take twice as long, since
 they fail at their end and are done again, and 2 % take three times as long; the bound counts these times.
 

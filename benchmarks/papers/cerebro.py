@@ -66,7 +66,7 @@ def figure_6():
     return f"""## Cerebro, Figure 6: schedulers
 
 Source: section 5.4, Figure 6, appendix B, Table 7. One iteration; unit time = cost of the net / speed of the place; costs
-drawn from the 35 nets of Table 7, speeds from 12.1, 5.6, 11.3 and 18.7 TFLOPS. Mean of 5 draws (least to most). The
+drawn from the 35 nets of Table 7, speeds from 12.1, 5.6, 11.3 and 18.7 TFLOPS. Mean of 5 draws (least-most). The
 paper gives no numbers in its text. It says: randomized is near the optimum, with little variance; vector rearrangement is poor
 where configurations and places are unequal; MILP, with 5 minutes, is sometimes worse than both, because it has not
 converged.

@@ -54,6 +54,6 @@ def table(head, rows):
 
 
 def span(values, digits=3):
-    """'mean (least to most)'."""
+    """'mean (least-most)'."""
     low, middle, high = (f"{value:.{digits}f}" for value in (min(values), mean(values), max(values)))
-    return middle if low == high else f"{middle} ({low} to {high})"
+    return middle if low == high else f"{middle} ({low}-{high})"
