@@ -16,46 +16,41 @@ from pg_mop.api.common import help as helps  # noqa: E402
 
 VIEWS = {
     "mop_runs": "One row per run: status, owner, seed, times, error, merge rate.",
-    "mop_progress": "One row per configuration: units done and units in total, last loss, status. The seconds are "
-    "those of the whole run.",
-    "mop_run_progress": "One row per run: units done and units in total, each counted once, the seconds so far and the "
-    "seconds left. Cheap, for those who look often.",
-    "mop_watch": "One line of text per run in progress, or one line for the last run: `SELECT line FROM "
-    "madlib.mop_watch \\watch 5`.",
-    "mop_queue": "The runs that train on this server now: who trains, who waits, with which cores and since when, and when "
-    "each is expected to train again and to end.",
+    "mop_progress": "One row per configuration: units done and units in total, last loss, status; the seconds of the "
+    "whole run.",
+    "mop_run_progress": "One row per run: units done and units in total, each counted once, the seconds so far and left. "
+    "Cheap.",
+    "mop_watch": "One line of text per run in progress, or for the last run: `SELECT line FROM madlib.mop_watch \\watch 5`.",
+    "mop_queue": "The runs that train on this server now: who trains, who waits, with which cores, and when each is expected "
+    "to train again and to end.",
     "mop_monitoring": "One row per role of numbers for Prometheus and other monitoring: runs, queue, trainers, units, bytes "
     "([administration](administration.md#monitor)).",
     "mop_audit": "One row per act: who ran, replayed, resumed, changed, stopped or dropped what, and when "
     "([administration](administration.md#audit)).",
     "mop_my_sharing": "The group with whose members the role shares what its runs train (`mop_share_training`); `in_force` is "
     "false where it is no member any more.",
-    "mop_hops": "The model states that went from one server to another: bytes, seconds, and whether directly or through the "
-    "coordinator's server.",
+    "mop_hops": "The model states that went from one server to another: bytes, seconds, way.",
     "mop_units": "One row per attempt at a unit: session, kernel, rows, loss, times. The units of one unit batch share "
     "the times of their command; in a chain, each has its own times.",
     "mop_metrics": "One row per value of an evaluation: the loss and each metric, by iteration.",
     "mop_metrics_wide": "One row per evaluation, with the loss and all metrics.",
-    "mop_kernel_choices": "The kernel of each training unit, the measured times behind that choice, and the number of "
-    "frozen layers that the unit did not compute.",
-    "mop_unit_costs": "The cost history of the role's last runs: seconds per mini-batch, by net, kernel, device and server. "
-    "New runs choose kernels by it, and estimate the remaining time before their first unit "
-    "has ended.",
+    "mop_kernel_choices": "The kernel of each training unit, the measured times behind that choice, and the number of frozen "
+    "layers that the unit did not compute.",
+    "mop_unit_costs": "The cost history of the role's last runs: seconds per mini-batch, by net, kernel, device and server "
+    "([kernels](how_it_works.md#planning)).",
     "mop_stages": "One row per stage: a trained iteration, and the configurations that share it.",
     "mop_notes": "The notes and tags of runs (`mop_note`).",
-    "mop_trials": "One row per configuration, and per fold of one (`fold`, of the configuration `fold_of`): iterations, "
-    "losses and metrics so far, the reason if it stopped early, and what chooses its best state (`kept_by`), if that one is "
-    "kept.",
+    "mop_trials": "One row per configuration, and per fold of one (`fold`, `fold_of`): iterations, losses and metrics so far, "
+    "the reason if it stopped early, and what chooses its best state (`kept_by`).",
     "mop_lineage": "One row per trial of a model space, or made from another trial: its member, choices and primitives, its "
-    "parent, what was changed and inherited, layer by layer in `inheritance` ([model spaces](spaces.md)).",
+    "parent, what was changed and inherited ([model spaces](spaces.md)).",
     "mop_visit_order": "The order in which each configuration visited the segments. `mop_replay` follows it.",
     "mop_abandoned_runs": "Runs that hold disk space although no session works on them, with the commands that resume "
     "or drop them.",
     "mop_jobs": "The jobs of `mop_submit`, which run without their client: status, runs, messages, error.",
     "mop_trainers": "The trainers in the pool: who leases each, or that it serves, since when, and the memory, nets and rows "
     "of each.",
-    "mop_my_limits": "The limits of the caller's role: sessions, threads, MB of a trainer and of a model, and of a run, by "
-    "estimate, seconds and MB of states; `share` of the cores, `device_share` of a device's memory. NULL: no limit.",
+    "mop_my_limits": "The [limits](administration.md#limit) of the caller's role. NULL: no limit.",
     "mop_models": "The versions of all named models that the role may read (docs/tables.md). `computed_by`: 'backend', or "
     "'trainer: ' and why the session cannot compute the net by itself.",
     "mop_checkpoints": "Model states of ended runs. Later runs may start from them.",
