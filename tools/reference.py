@@ -341,7 +341,7 @@ def pages():
         own = [f"# {title}", "", OF_PAGE]
         for name in names:
             own += _function(name, about[name], forms[name])
-        own += _arguments(argument for name in names for _, arguments in forms[name] for argument in arguments)
+        own += _arguments(names, (a for name in names for _, arguments in forms[name] for a in arguments))
         found[f"reference/{slug(title)}.md"] = "\n".join(own)
     return {path: (text if "/" not in path else _from_below(text)).rstrip() + "\n" for path, text in found.items()}
 
@@ -396,14 +396,22 @@ def _function(name, about, forms):
     return lines
 
 
-def _arguments(arguments):
+def _arguments(names, arguments):
     """What the arguments of a page's functions mean, each once."""
     own = sorted({argument.split()[0] for argument in arguments} & helps.ARGUMENTS.keys())
-    return (
-        ["", "## Arguments", "", *(f"- `{name}`: {helps.ARGUMENTS[name].replace('<', '&lt;')}" for name in own)]
-        if own
-        else []
-    )
+    lines = (f"- `{name}`: {_here(helps.ARGUMENTS[name], names).replace('<', '&lt;')}" for name in own)
+    return ["", "## Arguments", "", *lines] if own else []
+
+
+def _here(about, names):
+    """An argument's text without the parts about other functions than these: 'a model; mop_import_model: the bytes'."""
+    known = {*helps.FUNCTIONS, *helps.OF_RUNS}
+    parts = []
+    for part in about.split("; "):
+        of = set(part.partition(": ")[0].split(", "))
+        if not of <= known or of & set(names):
+            parts.append(part)
+    return "; ".join(parts)
 
 
 def _joined(forms):

@@ -606,7 +606,8 @@ ARGUMENTS = {
     "measure": "time a few mini-batches of each net, in a trial that is rolled back",
     "metric": "'loss', or one of the configurations' metrics: 'accuracy', 'training_loss', 'mine max'",
     "metrics_compute_frequency": "after every so many iterations; NULL: after the last only",
-    "model": "a named model; mop_import_model: the bytes of a .keras file; fit: the table to create, with <name>_summary",
+    "model": "a named model; mop_import_model: the bytes of a .keras file; madlib_keras_fit: the table to create, with "
+    "<name>_summary",
     "model_arch": "JSON of Keras 2 or 3",
     "model_id": "id of an architecture",
     "model_id_list": "ids of architectures",
