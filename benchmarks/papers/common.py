@@ -1,5 +1,6 @@
 """Open shops in the simulator, and tables in Markdown."""
 
+import re
 from statistics import mean
 
 from pg_mop.plan.stages import Plan
@@ -57,3 +58,12 @@ def span(values, digits=3):
     """'mean (least-most)'."""
     low, middle, high = (f"{value:.{digits}f}" for value in (min(values), mean(values), max(values)))
     return middle if low == high else f"{middle} ({low}-{high})"
+
+
+def telling(rows):
+    """The rows whose ratios are not all within 0.2 % of 1."""
+    return [
+        row
+        for row in rows
+        if any(abs(float(r) - 1) > 0.0021 for r in re.findall(r"\d\.\d{3}", " ".join(map(str, row))))
+    ]
