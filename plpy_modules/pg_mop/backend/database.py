@@ -295,9 +295,7 @@ class Database(CallerSession):
             full = f"{quote_identifier(schema)}.{quote_identifier(name + suffix)}"
             if self.relation(full) is not None:
                 raise MopError(
-                    f'output table "{name + suffix}" already exists',
-                    hint=self._other_name(full),
-                    sqlstate="42P07",
+                    f'output table "{name + suffix}" already exists', hint=self._other_name(full), sqlstate="42P07"
                 )
             names.append(full)
         return names if suffixes else names[0]
