@@ -368,8 +368,8 @@ def _number_text(value: float) -> str:
 class RowReader:
     """The rows of a table, view or query, as a model reads them."""
 
-    def __init__(self, db: Database, source: str | None, model: RowInputs) -> None:
-        """Raises MopError where a column has a type that the model cannot read."""
+    def __init__(self, db: Database, source: str | None, model: RowInputs, answers: bool = True) -> None:
+        """Raises MopError where a column has a type that the model cannot read, or is missing that `answers` need."""
         self.db, self.model = db, model
         part = None
         self._may_tell = not (isinstance(model, NamedModel) and isinstance(model.rows, SharedRows))
@@ -379,7 +379,6 @@ class RowReader:
         self.types, zones = model.types(), model.zones()
         self.zones = {name: zones.get(name, UTC) for name in self.types}
         self.missing = [name for name in self.types if name not in self.columns]
-        check_missing(model, self.missing)
         for name, sql_type in self.types.items():
             if name in self.columns and family(self.columns[name]) != family(sql_type):
                 raise MopError(
@@ -387,6 +386,8 @@ class RowReader:
                     hint=f"Cast it: SELECT ..., {quote_identifier(name)}::{sql_type} FROM ...",
                     sqlstate="42804",
                 )
+        if answers:
+            check_missing(model, self.missing)
 
     def sql(self, extra: Sequence[str] = ()) -> str:
         """SQL: wires w0, w1, ... and further expressions e0, e1, ... of each row.
