@@ -614,7 +614,7 @@ ARGUMENTS = {
     "mop_train.id": "columns that tell the rows apart; not trained on",
     "mop_train.exclude": "columns that are not trained on",
     "mop_train.kind": "'classification' or 'regression'; NULL: by the target's type and values",
-    "mop_train.transform": "JSON: how columns are packed, {\"column\": \"log\"} (docs/tables.md)",
+    "mop_train.transform": 'JSON: how columns are packed, {"column": "log"} (docs/tables.md)',
     "mop_train.weight": "a column with the weight of each row, or 'balanced'",
     "mop_train.split": "'random', 'stratified', 'group', 'time' or 'column': how the rows are divided into parts",
     "mop_train.by": "the column of the groups, times or parts",
