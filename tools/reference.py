@@ -341,7 +341,7 @@ def pages():
         own = [f"# {title}", "", OF_PAGE]
         for name in names:
             own += _function(name, about[name], forms[name])
-        own += _arguments(names, (a for name in names for _, arguments in forms[name] for a in arguments))
+        own += _arguments(names, forms)
         found[f"reference/{slug(title)}.md"] = "\n".join(own)
     return {path: (text if "/" not in path else _from_below(text)).rstrip() + "\n" for path, text in found.items()}
 
@@ -396,11 +396,16 @@ def _function(name, about, forms):
     return lines
 
 
-def _arguments(names, arguments):
+def _arguments(names, forms):
     """What the arguments of a page's functions mean, each once."""
-    own = sorted({argument.split()[0] for argument in arguments} & helps.ARGUMENTS.keys())
-    lines = (f"- `{name}`: {_here(helps.ARGUMENTS[name], names).replace('<', '&lt;')}" for name in own)
-    return ["", "## Arguments", "", *lines] if own else []
+    about = {}
+    for name in names:
+        for argument in dict.fromkeys(argument.split()[0].strip('"') for _, own in forms[name] for argument in own):
+            told = helps.ARGUMENTS.get(f"{name}.{argument}")
+            if told or argument in helps.ARGUMENTS:
+                about[argument, told or _here(helps.ARGUMENTS[argument], names)] = None
+    lines = (f"- `{argument}`: {text.replace('<', '&lt;')}" for argument, text in sorted(about))
+    return ["", "## Arguments", "", *lines] if about else []
 
 
 def _here(about, names):
