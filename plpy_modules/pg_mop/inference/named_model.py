@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -43,6 +43,7 @@ IS_SAFE = (
     + "))"
 )
 MOST_ELEMENTS = 1 << 26  # of a row of an input
+MOST_TEXTS = 100_000  # numbers that are written at a time
 NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # the character U+0000 in JSON
 KEPT = 8  # models that a session keeps
 # of a row: a class with its probability and those of all classes (JSON), or a number
@@ -113,10 +114,22 @@ class NamedModel(RowInputs, Model):
             self.objects = self.code.read(db, what)
         with _reading(what):
             self._check_inputs()
-            self.inputs = self.input_columns([column.name for column in self.transform.inputs])
+            self._take_inputs()
             self.wires_sql()
             self.output.labels(1)
             assert self.chunk_rows > 0
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], architecture_text: str, weights: bytes) -> NamedModel:
+        """The model that another process describes (see `to_json`), whose net this process computes: it answers for values."""
+        model = super().from_json(data, architecture_text, weights)
+        assert isinstance(model, NamedModel)
+        model._take_inputs()
+        model._net = forward.compiled(model.architecture, weights)
+        return model
+
+    def _take_inputs(self) -> None:
+        self.inputs = self.input_columns([column.name for column in self.transform.inputs])
 
     def _check_inputs(self) -> None:
         """Raises ValueError where the columns of the transform are not the inputs of the net."""
@@ -168,6 +181,11 @@ class NamedModel(RowInputs, Model):
                 net = forward.compiled(self.architecture, self.source.read(db))
                 self._net, self.outputs, self.steps = net, [net.shapes[0][0]], [[]]
             self._needs_trainer = self._net is None
+        return self._net
+
+    @property
+    def own_net(self) -> forward.Net | None:
+        """The net for this process, if `net` has made one."""
         return self._net
 
     # --- rows ---
@@ -238,9 +256,15 @@ class NamedModel(RowInputs, Model):
 
         `unseen`: {column: values that training rows did not have}, to which those of new columns are added.
         """
+        return self.encode_values(computer, self.values(rows), unseen)
+
+    def encode_values(
+        self, computer: Computer, inputs: Iterable[tuple[Column, list[Any]]], unseen: dict[str, list[str]] | None = None
+    ) -> list[np.ndarray]:
+        """The same of the values of each input."""
         arrays = []
         with _reading(self.what):
-            for column, values in self.values(rows):
+            for column, values in inputs:
                 if column.needs_trainer:  # (another call of the session may have lent the column its own)
                     column.decoded_by(computer)
                 arrays.append(column.encode_for_prediction(values))
@@ -274,7 +298,7 @@ class NamedModel(RowInputs, Model):
         if width not in self._answer_forms:
             labels = self.labels(width)
             names = (json.dumps(label).replace("%", "%%") for label in labels)
-            self._answer_forms[width] = labels, "{" + ", ".join(f"{name}: %r" for name in names) + "}"
+            self._answer_forms[width] = labels, "{" + ", ".join(f"{name}: %s" for name in names) + "}"
         return self._answer_forms[width]
 
     @functools.cached_property
@@ -289,6 +313,11 @@ class NamedModel(RowInputs, Model):
                 "output": self.output.to_keras(),
                 "classes": not self.regression,
             }
+
+    @property
+    def answer_columns(self) -> list[tuple[str, str]]:
+        """(name, SQL type) of the columns of answers in a table."""
+        return [("prediction", self.prediction_type), ("probability", "double precision"), ("probabilities", "jsonb")]
 
     @property
     def prediction_type(self) -> str:
@@ -338,6 +367,44 @@ def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
     ]
 
 
+def answer_arrays(model: NamedModel, outputs: np.ndarray) -> list[str | None]:
+    """The answers of the outputs of many rows, as texts of three arrays: of predictions, probabilities, and probabilities as
+    JSON; a regression has the first alone. PostgreSQL reads such a text in half the time of a list."""
+    if model.regression:
+        values = outputs[:, 0].tolist()
+        return [_array(_number_text(v) if math.isfinite(v) else "NULL" for v in values), None, None]
+    width = outputs.shape[1]
+    labels, template = model.answer_form(width)
+    labels, template = [_quoted(label) for label in labels], _quoted(template)
+    finite = np.isfinite(outputs.sum(1))
+    predictions, probabilities, texts = ([], [], [])  # type: tuple[list[str], list[str], list[str]]
+    step = max(1, MOST_TEXTS // width)
+    for start in range(0, len(outputs), step):
+        part, is_finite = outputs[start : start + step], finite[start : start + step]
+        best, numbers = part.argmax(1), list(map(repr, part.ravel().tolist()))
+        highest = (best + np.arange(len(part)) * width).tolist()
+        if is_finite.all():
+            predictions += [labels[place] for place in best.tolist()]
+            probabilities += [numbers[place] for place in highest]
+            texts.append(",".join([template] * len(part)) % tuple(numbers))
+            continue
+        for row, (place, high, is_known) in enumerate(zip(best.tolist(), highest, is_finite.tolist())):
+            predictions.append(labels[place] if is_known else "NULL")
+            probabilities.append(numbers[high] if is_known else "NULL")
+            texts.append(template % tuple(numbers[row * width : (row + 1) * width]) if is_known else "NULL")
+    return [_array(predictions), _array(probabilities), _array(texts)]
+
+
+def _array(elements: Iterable[str]) -> str:
+    return f"{{{','.join(elements)}}}"
+
+
+def _quoted(text: str) -> str:
+    """An element of an array, in the text of the array."""
+    escaped = text.replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'
+
+
 def _number_text(value: float) -> str:
     """The shortest text of exactly this double."""
     return repr(value).removesuffix(".0")
@@ -366,10 +433,17 @@ class RowReader:
                 )
 
     def sql(self, extra: Sequence[str] = ()) -> str:
-        """SQL: wires w0, w1, ... and further expressions e0, e1, ... of each row.
+        """SQL: wires w0, w1, ... and further expressions e0, e1, ... of each row."""
+        entries = [f"{wire} AS w{i}" for i, wire in enumerate(self.model.wires_sql())]
+        entries += [f"__mop_e{i} AS e{i}" for i in range(len(extra))]
+        return f"SELECT {', '.join(entries)} FROM {self.values_sql(extra)}"
 
-        It may run with the caller's search_path. So each function and operator in it is qualified, or its arguments have
-        exactly the types that it is declared with: PostgreSQL would prefer another role's function with these types.
+    def values_sql(self, extra: Sequence[str] = (), where: str = "") -> str:
+        """SQL after FROM: the rows, their columns with the types of training, and further expressions __mop_e0, ...
+
+        `where`: a condition on the rows t of the source, or ''. The SQL may run with the caller's search_path. So each function
+        and operator in it is qualified, or its arguments have exactly the types that it is declared with: PostgreSQL would
+        prefer another role's function with these types.
         """
         inner = [
             (
@@ -381,9 +455,7 @@ class RowReader:
             for name, sql_type in self.types.items()
         ]
         inner += [f"{expression} AS __mop_e{i}" for i, expression in enumerate(extra)]
-        entries = [f"{wire} AS w{i}" for i, wire in enumerate(self.model.wires_sql())]
-        entries += [f"__mop_e{i} AS e{i}" for i in range(len(extra))]
-        return f"SELECT {', '.join(entries)} FROM (SELECT {', '.join(inner)} FROM {self.origin} t) q"
+        return f"(SELECT {', '.join(inner)} FROM {self.origin} t {where}) q"
 
     def chunks(self, extra: Sequence[str] = ()) -> Iterator[list[Any]]:
         """Chunks of rows."""
@@ -458,8 +530,10 @@ def tell_unseen(db: Database, unseen: dict[str, list[str]], lost: dict[str, list
         )
 
 
-def origin_of(db: Database, source: str | None, part: str | None = None) -> tuple[str, dict[str, str], dict[str, str]]:
-    """(SQL after FROM, {column: type without the domain}, {column: type}) of a table, view or query.
+def origin_of(
+    db: Database, source: str | None, part: str | None = None
+) -> tuple[Table | str, dict[str, str], dict[str, str]]:
+    """(the table or view, or the query in brackets, {column: type without the domain}, {column: type}) of a source.
 
     `part`: our own query that the source stands for. Raises MopError. Writes nothing.
     """
@@ -479,7 +553,7 @@ def origin_of(db: Database, source: str | None, part: str | None = None) -> tupl
         ["oid"],
         [table.oid],
     )
-    return str(table), plain_types(db, table), {row["attname"]: row["t"] for row in rows}
+    return table, plain_types(db, table), {row["attname"]: row["t"] for row in rows}
 
 
 def is_named(db: Database, table: Table) -> bool:
