@@ -26,19 +26,19 @@ from pg_mop.backend.errors import MopError, error_of, is_cancel, without_classes
 from pg_mop.backend.functions import raising
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.inference.named_model import NamedModel, RowReader, answer_arrays
+from pg_mop.inference.row_inputs import CHUNK_BYTES
 
-WORTH_BYTES = (
-    8 << 20
-)  # of a table: some 40,000 rows, for which one process takes half a second. A worker starts in 0.3 s
+WORTH_ROWS = 40_000  # that one process answers in half a second; a worker starts in 0.3 s
 FIRST_VERSION = 140000  # of PostgreSQL that reads a range of blocks
 MOST_PARTS = 64  # partitions and children: each range of blocks is planned for all of them
-LEAST_ROWS = 10  # of a block, if statistics are old or rows are wide: it bounds the blocks of a range
+LEAST_ROWS = 10  # of a block, where statistics tell of fewer: they may be old, and this bounds the blocks of a range
+USUAL_ROWS = 100  # of a block, where there are no statistics
 # The ranges are dealt into so many parts, of which a worker takes the next. For n parts PostgreSQL plans at most log2(n) + 1
 # workers. The process that writes takes 1 us a row, and a worker about 10: it could feed no more.
-DEALT = 128
+DEALT = 64
 LAST_BLOCK = (1 << 32) - 1
 FILE = "pg_mop model"
-# so that the planner counts neither the start of workers, which WORTH_BYTES counts, nor the rows that they send
+# so that the planner counts neither the start of workers, which WORTH_ROWS counts, nor the rows that they send
 SETTINGS = {
     "parallel_setup_cost": "0",
     "parallel_tuple_cost": "0",
@@ -78,19 +78,24 @@ class Blocks:
             return None
         (row,) = db.execute(
             "WITH RECURSIVE tree(part) AS (SELECT $1::oid UNION SELECT i.inhrelid FROM pg_inherits i JOIN tree t "
-            "ON i.inhparent = t.part) SELECT row_security_active($1) AS has_policies, count(*) AS parts, "
-            "bool_and(c.relkind = 'p' OR m.amhandler = 'heap_tableam_handler'::regproc) AS is_heap, "
-            "bool_or(c.relpersistence = 't') AS is_temporary, coalesce(sum(pg_relation_size(c.oid)), 0)::bigint AS bytes, "
-            "(coalesce(max(pg_relation_size(c.oid)), 0) / current_setting('block_size')::integer)::bigint AS blocks, "
-            "sum(CASE WHEN c.relpages > 0 THEN c.reltuples / c.relpages ELSE 0 END)::float8 AS rows_of_block "
-            "FROM tree t JOIN pg_class c ON c.oid = t.part LEFT JOIN pg_am m ON m.oid = c.relam",
-            ["oid"],
-            [table.oid],
+            "ON i.inhparent = t.part), parts AS (SELECT c.relpersistence = 't' AS is_temporary, "
+            "c.relkind = 'p' OR m.amhandler = 'heap_tableam_handler'::regproc AS is_heap, pg_table_size(c.oid) AS bytes, "
+            "pg_relation_size(c.oid) / current_setting('block_size')::integer AS blocks, "
+            "CASE WHEN c.reltuples > 0 AND c.relpages > 0 THEN c.reltuples / c.relpages ELSE $2 END AS block_rows "
+            "FROM tree t JOIN pg_class c ON c.oid = t.part LEFT JOIN pg_am m ON m.oid = c.relam) "
+            "SELECT row_security_active($1) AS has_policies, count(*) AS parts, bool_and(is_heap) AS is_heap, "
+            "bool_or(is_temporary) AS is_temporary, max(blocks) AS blocks, sum(bytes)::float8 AS bytes, "
+            "sum(blocks * block_rows)::float8 AS rows FROM parts",
+            ["oid", "integer"],
+            [table.oid, USUAL_ROWS],
         )
-        if row["has_policies"] or row["parts"] > MOST_PARTS or not row["is_heap"] or row["bytes"] < WORTH_BYTES:
+        if row["has_policies"] or row["parts"] > MOST_PARTS or not row["is_heap"] or row["rows"] < WORTH_ROWS:
             return None
-        at_a_time = max(1, int(model.chunk_rows / max(LEAST_ROWS, row["rows_of_block"])))
-        return cls(row["blocks"], at_a_time, not row["is_temporary"] and _is_built_in(db, table, reader))
+        count = row["blocks"]
+        at_a_time = max(
+            1, int(min(model.chunk_rows / max(LEAST_ROWS, row["rows"] / count), CHUNK_BYTES / (row["bytes"] / count)))
+        )
+        return cls(count, at_a_time, not row["is_temporary"] and _is_built_in(db, table, reader))
 
     def query(self, schema: str, sql: str, outputs: Sequence[Output]) -> str:
         """SQL: the rows of `sql`, which has a range of blocks as its parameters, for all ranges. `schema`: the extension's."""
@@ -132,9 +137,7 @@ def write(
     outputs: list[Output] = []
     for number, column in enumerate(kept):
         name, sql_type = quote_identifier(column), reader.exact_types[column]
-        is_array = reader.columns[column].endswith(
-            ("[]", "vector")
-        )  # (of which array_agg makes one of more dimensions)
+        is_array = reader.columns[column].endswith(("[]", "vector"))  # array_agg adds a dimension, for equal ones alone
         extra.append(f"{name}::text" if is_array else name)
         outputs.append((name, sql_type, f"pg_catalog.unnest(k{number})" + (f"::{sql_type}" if is_array else "")))
     for number, (name, sql_type) in enumerate(model.answer_columns, 1):
@@ -167,13 +170,12 @@ def _written(db: Database, statement: str, in_workers: bool) -> int:
     except db.plpy.SPIError as error:
         if is_cancel(error):
             raise
-        if in_workers and error.sqlstate in WORKER_ENDED:
-            problem = str(error)
-        elif without_classes(str(error)) != str(error):  # raised in Python
-            raise error_of(error) from None
-        else:
+        if not (in_workers and error.sqlstate in WORKER_ENDED):
+            if without_classes(str(error)) != str(error):  # raised in Python
+                raise error_of(error) from None
             raise
-    db.notice(f"this session works alone, without parallel workers: {problem.strip()}")
+        problem = str(error)
+    db.log(f"mop_predict_into works without parallel workers: {problem}")
     return _written(db, statement, False)
 
 

@@ -31,7 +31,7 @@ from pg_mop.inference import forward
 from pg_mop.inference.custom_code import CustomCode
 from pg_mop.inference.model import Model
 from pg_mop.inference.model_parts import part_query
-from pg_mop.inference.row_inputs import RowInputs
+from pg_mop.inference.row_inputs import CHUNK_BYTES, RowInputs
 from pg_mop.inference.version_rows import IS_MODEL, TYPES, SharedRows, VersionRows
 from pg_mop.packing.row_source import in_brackets, is_query
 
@@ -43,6 +43,7 @@ IS_SAFE = (
     + "))"
 )
 MOST_ELEMENTS = 1 << 26  # of a row of an input
+PROBABILITY_BYTES = 100  # of a class in an answer: Python's numbers, their text, and JSON
 MOST_TEXTS = 100_000  # numbers that are written at a time
 NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # the character U+0000 in JSON
 KEPT = 8  # models that a session keeps
@@ -189,6 +190,11 @@ class NamedModel(RowInputs, Model):
         return self._net
 
     # --- rows ---
+
+    @property
+    def chunk_rows(self) -> int:
+        answer_bytes = PROBABILITY_BYTES * (self.outputs[0] or 1)
+        return max(1, min(super().chunk_rows, CHUNK_BYTES // answer_bytes))
 
     @functools.cached_property
     def row_query(self) -> str:
