@@ -28,7 +28,9 @@ Operation = Callable[..., "np.ndarray"]  # arrays [rows, ...] -> an array [rows,
 Shape = tuple[int, ...]
 MOST_ELEMENTS = 1 << 20  # of a row of an array: another role may have written the net
 MOST_WEIGHT_BYTES = 16 << 20  # of the weights of a net that a session keeps
-BLOCK_ELEMENTS = 1 << 22  # of the largest array, of as many rows as are computed together
+# Of the largest array, of as many rows as are computed together: arrays of 1 MiB stay in the processor's cache, and memory for
+# larger ones comes anew from the system each time. So the rows take half the time of those in arrays of 16 MiB.
+BLOCK_ELEMENTS = 1 << 18
 
 
 class Unsupported(ValueError):
