@@ -190,4 +190,4 @@ def test_an_error_of_a_value_is_the_callers_error(large):
 def test_no_key_no_answer(large):
     call = "SELECT mop_answer_arrays({}, {}, {}, NULL, NULL)"
     for arguments in (("pg_backend_pid()", 0, "'key'"), (1, 0, "NULL"), ("NULL", "NULL", "NULL")):
-        assert large.error(call.format(*arguments)).pgcode == "42501"
+        assert large.error(call.format(*arguments)).pgcode == "55000"

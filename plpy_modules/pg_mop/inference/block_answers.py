@@ -48,7 +48,7 @@ SETTINGS = {
     "jit": "off",
 }
 WORKERS = "max_parallel_workers_per_gather"
-WORKER_ENDED = ("57P01", "55000")  # an administrator has ended a worker, or it was lost
+WORKER_ENDED = ("57P01", "55000")  # an administrator has ended a worker; it was lost, or has not found the model
 
 Output = tuple[str, str, str]  # a column of the new table: its quoted name, its type, the SQL of its values: an array
 
@@ -250,7 +250,7 @@ def _answer_arrays(
     if handed is None:
         handed = _received(f"/proc/{pid}/fd/{file}", key or "")
         if handed is None:
-            raise MopError("no model is handed over with this key", sqlstate="42501")
+            raise MopError("no model is handed over with this key", sqlstate=WORKER_ENDED[1])
         _handed[handed.key] = handed
     return handed.answers(numbers, texts)
 

@@ -426,7 +426,7 @@ def _relu(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     slope, threshold = np.float32(slope or 0), np.float32(threshold or 0)
 
     def relu(x: np.ndarray) -> np.ndarray:
-        positive = np.where(x > threshold, x, np.float32(0))
+        positive = np.where(x > threshold, x, np.float32(0)) if threshold else np.maximum(x, np.float32(0))
         if most is not None:
             positive = np.minimum(positive, np.float32(most))
         return positive - slope * np.maximum(threshold - x, 0) if slope else positive
