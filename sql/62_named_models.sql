@@ -12,6 +12,19 @@ from pg_mop.api.tables import named_models
 return named_models.mop_deploy(plpy, *args)
 $$;
 
+-- Users make the best mean of the models of a table a version of a named model with this; it returns the version.
+CREATE FUNCTION @extschema@.mop_ensemble(
+    model_table text,
+    validation_table text,
+    name text,
+    members double precision DEFAULT 8,
+    description text DEFAULT NULL
+) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api.tables import ensembles
+return ensembles.mop_ensemble(plpy, *args)
+$$;
+
 -- Users put a version of a named model into use with this.
 CREATE FUNCTION @extschema@.mop_use_version(name text, version double precision) RETURNS void
 LANGUAGE plpython3u VOLATILE AS $$

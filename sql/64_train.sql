@@ -19,7 +19,8 @@ CREATE FUNCTION @extschema@.mop_train(
     max_trials double precision DEFAULT NULL,
     baselines boolean DEFAULT TRUE,
     keep boolean DEFAULT FALSE,
-    folds double precision DEFAULT NULL
+    folds double precision DEFAULT NULL,
+    ensemble double precision DEFAULT 8
 ) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api.tables import train

@@ -10,8 +10,8 @@ BEGIN
         'mop_fit_multiple_model', 'mop_search', 'madlib_keras_automl', 'hyperband_schedule', 'mop_stop_trial',
         'mop_add_trial', 'mop_more', 'madlib_keras_fit', 'madlib_keras_evaluate', 'madlib_keras_predict',
         'madlib_keras_predict_byom', 'mop_export_model', 'mop_export_parts', 'mop_import_model', 'mop_train',
-        'mop_pack', 'mop_split', 'mop_architecture', 'mop_deploy', 'mop_use_version', 'mop_share', 'mop_predict',
-        'mop_probability', 'mop_class', 'mop_number', 'mop_predict_into', 'mop_evaluate', 'mop_confusion_matrix', 'mop_class_report', 'mop_regression_report',
+        'mop_pack', 'mop_split', 'mop_architecture', 'mop_deploy', 'mop_ensemble', 'mop_use_version', 'mop_share',
+        'mop_predict', 'mop_probability', 'mop_class', 'mop_number', 'mop_predict_into', 'mop_evaluate', 'mop_confusion_matrix', 'mop_class_report', 'mop_regression_report',
         'mop_roc_curve', 'mop_calibration', 'mop_importance', 'mop_explain_answer', 'mop_drift', 'mop_compare', 'mop_baselines', 'mop_space']
     LOOP
         -- (Greenplum has no procedures)

@@ -238,6 +238,7 @@ GROUPS = {
         "mop_number",
         "mop_predict_into",
         "mop_deploy",
+        "mop_ensemble",
         "mop_retrain",
         "mop_use_version",
         "mop_compare",

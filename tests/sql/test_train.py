@@ -42,7 +42,8 @@ def test_the_report_has_the_result_the_baselines_and_the_statements(people, leav
     assert 'Version 1 of model "leaving" predicts leaves (classification).' in leaving
     assert "majority: accuracy" in leaving and "gradient boosting: accuracy" in leaving and "95 % interval" in leaving
     statements = [line.strip() for line in leaving.split("The steps by hand:\n")[1].splitlines()]
-    assert [s.split("mop_")[1].split("(")[0] for s in statements] == ["split", "pack", "pack", "architecture", "search"]
+    steps = ["split", "pack", "pack", "architecture", "search", "ensemble"]
+    assert [s.split("mop_")[1].split("(")[0] for s in statements] == steps
 
 
 def test_the_measures_are_those_of_the_test_part(people, leaving):
@@ -112,7 +113,7 @@ def test_the_statements_by_hand_repeat_the_steps(people, leaving):
     for statement in leaving.split("The steps by hand:\n")[1].splitlines():
         people.run(statement.strip().replace("leaving", "by_hand"))
     best = people.value("SELECT best_mst_key FROM by_hand_search_summary")
-    assert people.value("SELECT mop_deploy('by_hand', 'by_hand_search', %s)", [best]) == 1
+    assert people.value("SELECT mop_deploy('by_hand', 'by_hand_search', %s)", [best]) == 2
     assert people.value("SELECT count(*) FROM mop_predict('by_hand', source => 'people')") == ROWS
 
 
@@ -251,6 +252,9 @@ def test_a_call_does_not_wait_for_its_own_transaction(people):
         ("'people', 'm', target => 'leaves', layers => 'small, huge'", 'layers has "huge", which is no net'),
         ("'people', 'm', target => 'leaves', folds => 1", "folds must be at least 2, not 1"),
         ("'people', 'm', target => 'leaves', max_trials => 0", "max_trials must be at least 1, not 0"),
+        ("'people', 'm', target => 'leaves', ensemble => 0", "ensemble must be from 1 to 40, not 0"),
+        ("'people', 'm', target => 'leaves', ensemble => 1.5", "ensemble must be an integer, not 1.5"),
+        ("'people', 'm', target => 'leaves', ensemble => 1000", "ensemble must be from 1 to 40, not 1000"),
         ("'people', 'm', target => 'leaves', valid => 'NaN'", "valid must be a share from 0 to 1, not nan"),
         ("'people', 'm', target => 'leaves', folds => 3, valid => 0.3", "folds and valid cannot be combined"),
         ("'people', 'm', target => 'leaves', folds => 3, split => 'time', by => 'joined'", "cannot be combined"),

@@ -11,7 +11,7 @@ from keras import layers
 from mop_udf import state
 from mop_udf.architecture import architecture
 from mop_udf.architecture.architecture_classes import ACTIVATIONS as ALL_ACTIVATIONS
-from pg_mop.inference import forward
+from pg_mop.inference import ensemble, forward
 from pg_mop.inference.activations import ACTIVATIONS
 from pg_mop.plan import nets
 
@@ -148,6 +148,35 @@ def test_the_nets_of_mop_architecture(body):
     text = nets.architecture([numbers, nets.Input("codes", (2,), codes)], [nets.Output("y", 3)], nets.BODIES[body])
     model = keras.models.model_from_json(json.dumps(architecture.check(text)))
     compare(model, rows(4), np.random.default_rng(3).integers(0, 10, (9, 2)).astype("f4"))
+
+
+def test_an_ensemble_is_the_weighted_mean_of_its_members_and_has_their_weights():
+    codes = [("Embedding", {"input_dim": 10, "output_dim": 6}), ("Flatten", {})]
+    given = [nets.Input("features", (4,)), nets.Input("codes", (2,), codes)]
+    made = [
+        nets.architecture(given, [nets.Output("y", 3)], nets.BODIES[body]) for body in ("small", "residual", "linear")
+    ]
+    members = [architecture.check(text) for text in made]
+    net = architecture.check(ensemble.joined(list(zip(members, (0.5, 0.2, 0.3)))))
+    model = keras.models.model_from_json(json.dumps(net))
+    arrays = rows(4), np.random.default_rng(3).integers(0, 10, (9, 2)).astype("f4")
+    compare(model, *arrays)
+    assert [net["config"]["layers"][place]["class_name"] for place in ensemble.members_of(net)] == ["Functional"] * 3
+    assert not ensemble.members_of(members[0])
+    models = [keras.models.model_from_json(json.dumps(member)) for member in members]
+    weights = b"".join(state.weights_to_bytes(one.get_weights()) for one in models)
+    mean = sum(one.predict(list(arrays), verbose=0) * weight for one, weight in zip(models, (0.5, 0.2, 0.3)))
+    assert np.allclose(forward.compiled(net, weights)(arrays)[0], mean, atol=1e-6)
+
+
+def test_a_model_within_a_model_takes_the_shapes_that_it_names():
+    net = architecture.check(
+        keras.Sequential([keras.Input((4,)), keras.Sequential([keras.Input((4,)), layers.Dense(2)])]).to_json()
+    )
+    assert forward.compiled(net, b"\0" * 40).shapes == [(2,)]
+    net["config"]["layers"][0]["config"]["batch_shape"] = [None, 1]
+    with pytest.raises(forward.Unsupported, match="other shapes"):
+        forward.compiled(net, b"\0" * 40)
 
 
 UNSUPPORTED = {

@@ -45,6 +45,13 @@ def page(sections):
     return model_page({**given, "measured": list(sections.values())})
 
 
+def test_the_members_of_an_ensemble_are_named():
+    members = [{"weight": 0.75, "net": "small"}, {"weight": 0.25, "mst_key": 7}, {"weight": "no"}, 5]
+    for stored, shown in ((members, "0.75 small, 0.25 7"), ([], None), (3, None)):
+        about = model_data.stored_sections([{**STORED, "details": {"ensemble": {"members": stored}}}], 1)[0]
+        assert about["facts"].get("members") == shown
+
+
 def test_of_many_classes_the_most_frequent_are_drawn():
     truth, outputs, found = measured(200, 3000)
     names = found["confusion"]["picture"]["names"]

@@ -20,8 +20,9 @@ from pg_mop.backend.errors import MopError
 # Arguments that must be integers. SQL declares them double precision: every number casts to it implicitly.
 INTEGERS = frozenset(
     """
-buffer_size dependent_count eta first folds id iterations k max_categories max_trials metrics_compute_frequency model_id
-mst_key num_configs num_iterations r random_state second seed segment_count sessions skip_last version
+buffer_size dependent_count ensemble eta first folds id iterations k max_categories max_trials members
+metrics_compute_frequency model_id mst_key num_configs num_iterations r random_state second seed segment_count sessions
+skip_last version
 """.split()
 )
 LONG_INTEGERS = frozenset(("continue_from", "job", "run_id"))

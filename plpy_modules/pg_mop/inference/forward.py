@@ -4,7 +4,8 @@ Nets of the layers below answer without a Keras process; others keep the trainer
 nowhere else. Each is compared with Keras on random shapes and values (tests/training/test_forward.py).
 
 The weights of a model are a flat array in the order of Keras' get_weights(): layer by layer, by their depth in the graph.
-`_in_keras_order` finds that order from the JSON.
+`_in_keras_order` finds that order from the JSON. A model within a model, such as a member of an ensemble (ensemble.py), is one
+layer there, with the weights of its own in their order; here its layers are steps as all others.
 
 ONNX Runtime (1.32, one thread) would compute more layers. For one row of a net 32-128-64-2 it takes 8 us and NumPy 18; for
 10,000 rows, both take 3 to 6 ms. But it takes 51 MiB of each session (NumPy 10, which is loaded anyway), it starts a thread in
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mop_udf.architecture.architecture import ArchitectureError, check, is_reference
+from mop_udf.architecture.architecture_classes import MODELS
 from pg_mop.backend.arrays import np
 from pg_mop.inference.activations import ACTIVATIONS, Function, elu, leaky_relu, softmax
 
@@ -66,11 +68,14 @@ def layer(*names: str) -> Callable[[Any], Any]:
     return register
 
 
+Step = tuple[Operation, tuple[int, ...]]  # an operation, and the numbers of the arrays that it takes
+
+
 @dataclass
 class Net:
-    """A net: `steps` of (operation, the numbers of the arrays that it takes); each appends an array to those of the inputs."""
+    """A net: each of its `steps` appends an array to those of the inputs."""
 
-    steps: list[tuple[Operation, tuple[int, ...]]]
+    steps: list[Step]
     outputs: list[int]
     shapes: list[Shape]  # of a row of each output
     widest: int  # elements of a row of the largest array
@@ -85,10 +90,22 @@ class Net:
             blocks = [self._compute([array[start : start + rows] for array in arrays]) for start in starts]
         return [np.concatenate(parts) for parts in zip(*blocks)]
 
+    @functools.cached_property
+    def _needless(self) -> list[list[int]]:
+        """The numbers of the arrays that no step after each one needs: a net of many members has many arrays."""
+        last = {place: step for step, (_, places) in enumerate(self.steps) for place in places}
+        needless: list[list[int]] = [[] for _ in self.steps]
+        for place, step in last.items():
+            if place not in self.outputs:
+                needless[step].append(place)
+        return needless
+
     def _compute(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        values = [np.asarray(array, "<f4") for array in arrays]
-        for operation, places in self.steps:
-            values.append(operation(*(values[place] for place in places)))
+        values: list[Any] = [np.asarray(array, "<f4") for array in arrays]
+        for (operation, places), needless in zip(self.steps, self._needless):
+            values.append(operation(*[values[place] for place in places]))
+            for place in needless:
+                values[place] = None
         return [values[place] for place in self.outputs]
 
 
@@ -115,30 +132,47 @@ def compiled(architecture: Config, weights: bytes) -> Net:
 
 
 def _compiled(architecture: Config, own: Weights) -> Net:
-    names, nodes, ends = _graph(architecture)
+    names, nodes, _ = _graph(architecture)
     shapes = [_bounded(_input_shape(nodes[name][0])) for name in names]
-    place = {name: number for number, name in enumerate(names)}
-    steps: list[tuple[Operation, tuple[int, ...]]] = []
+    steps: list[Step] = []
+    outputs = _append(architecture, list(range(len(names))), own, steps, shapes)
+    if own.taken != len(own.flat):
+        raise Unsupported("other weights than the architecture needs")
+    return Net(steps, outputs, [shapes[number] for number in outputs], max(map(math.prod, shapes)))
+
+
+def _append(architecture: Config, inputs: list[int], own: Weights, steps: list[Step], shapes: list[Shape]) -> list[int]:
+    """Append the steps of a model; returns the numbers of its outputs. `inputs`: the numbers of the arrays that it takes;
+    `shapes`: of a row of each array by now."""
+    names, nodes, ends = _graph(architecture)
+    if [shapes[number] for number in inputs] != [_input_shape(nodes[name][0]) for name in names]:
+        raise Unsupported("a model within the model that takes other shapes")
+    place = dict(zip(names, inputs))
     for name in _in_keras_order(names, nodes, ends):
         if name in place:
             continue
         node, parents = nodes[name]
-        make, config = LAYERS.get(node["class_name"]), node["config"]
-        if make is None or str(node.get("registered_name") or "").startswith("pg_mop"):
-            raise Unsupported(f"layer {node['class_name']}")
+        kind, config = node["class_name"], node["config"]
+        given = [place[parent] for parent in parents]
+        if str(node.get("registered_name") or "").startswith("pg_mop"):
+            raise Unsupported(f"layer {kind}")
+        if kind in MODELS:
+            outputs = _append(node, given, own, steps, shapes)
+            if len(outputs) != 1:
+                raise Unsupported("a model within the model with several outputs")
+            place[name] = outputs[0]
+            continue
+        if kind not in LAYERS:
+            raise Unsupported(f"layer {kind}")
         if _dtype(config) != "float32":
             raise Unsupported(f"dtype {_dtype(config)}")
-        given = [place[parent] for parent in parents]
-        operation = make(config, own, [shapes[number] for number in given])
+        operation = LAYERS[kind](config, own, [shapes[number] for number in given])
         with np.errstate(all="ignore"):
             row = operation(*(np.zeros((1, *shapes[number]), "<f4") for number in given))
         place[name] = len(shapes)
         shapes.append(row.shape[1:])
         steps.append((operation, tuple(given)))
-    if own.taken != len(own.flat):
-        raise Unsupported("other weights than the architecture needs")
-    outputs = [place[end] for end in ends]
-    return Net(steps, outputs, [shapes[number] for number in outputs], max(map(math.prod, shapes)))
+    return [place[end] for end in ends]
 
 
 # --- the graph ----------------------------------------------------------------------------------------------------------
@@ -173,7 +207,7 @@ def _graph(architecture: Config) -> tuple[list[str], Nodes, list[str]]:
 
 def _parents(call: Any) -> list[str]:
     """The layers that a call of a layer reads. Raises Unsupported."""
-    if not isinstance(call, dict) or any(call.get("kwargs", {}).values()):  # (training=False is what is computed here)
+    if not isinstance(call, dict) or not _is_empty(list(call.get("kwargs", {}).values())):
         raise Unsupported("a call with arguments")
     parents = []
     for argument in call.get("args", ()):
@@ -185,6 +219,11 @@ def _parents(call: Any) -> list[str]:
                 raise Unsupported("a layer with several outputs")
             parents.append(name)
     return parents
+
+
+def _is_empty(argument: Any) -> bool:
+    """Whether an argument says nothing: training=False is what is computed here; `mask` has a None for each input."""
+    return all(map(_is_empty, argument)) if isinstance(argument, list) else not argument
 
 
 def _ends(ends: Any) -> list[str]:

@@ -92,6 +92,7 @@ def _about(own: Mapping[str, Any], details: Mapping[str, Any]) -> Section:
         "trained on": arguments.get("source"),
         "rows": ", ".join(f"{count} {part}" for part, count in rows.items()) or None,
         "net": own["net"],
+        "members": _members(details),
         "compiled with": own["compile_params"],
         "fitted with": own["fit_params"],
         "iterations": details.get("iterations"),
@@ -113,6 +114,14 @@ def _about(own: Mapping[str, Any], details: Mapping[str, Any]) -> Section:
         "facts": {name: text for name, value in facts.items() if (text := _text(value)) is not None},
         "tables": [table({"measure": False, "value": True}, metrics.items(), caption)] if metrics else [],
     }
+
+
+def _members(details: Mapping[str, Any]) -> str | None:
+    """The members of an ensemble: each one's weight, and its net or its number in the model table."""
+    members = _mapping(details.get("ensemble")).get("members")
+    rows = [_mapping(member) for member in members] if isinstance(members, list) else []
+    numbers = [row for row in rows if isinstance(row.get("weight"), float)]
+    return ", ".join(f"{row['weight']:.3g} {row.get('net') or row.get('mst_key')}" for row in numbers) or None
 
 
 def _versions(versions: Sequence[Mapping[str, Any]]) -> Section:

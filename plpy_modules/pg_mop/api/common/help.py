@@ -326,6 +326,21 @@ SELECT version, in_use, description FROM churn;
 """,
         "table",
     ),
+    "mop_ensemble": (
+        "Makes the best mean of several trained models a version of a named model; returns the version.",
+        """
+SELECT {schema}.mop_pack('SELECT * FROM customers WHERE id % 4 > 0', 'packed', target => 'churned', id => 'id');
+SELECT {schema}.mop_pack('SELECT * FROM customers WHERE id % 4 = 0', 'checked', fitted_on => 'packed');
+SELECT {schema}.mop_architecture('nets', 'packed', 'linear, small');
+COMMIT;  -- worker sessions see committed data only
+SELECT {schema}.mop_search('packed', 'found', 'nets', $$ {{'loss': ['categorical_crossentropy'],
+    'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.003, 0.03, 'log']}}], 'batch_size': [16]}} $$,
+    procedure_params => 'iterations=3', validation_table => 'checked', max_trials => 4);
+SELECT {schema}.mop_ensemble('found', 'checked', 'churn');
+SELECT version, details->'ensemble'->'loss' AS loss FROM churn;
+""",
+        "table",
+    ),
     "mop_use_version": (
         "Puts a version of a named model into use.",
         """
@@ -571,6 +586,7 @@ ARGUMENTS = {
     "dependent_dtype": "'int16': classes, one-hot; 'float32': numbers as they are, for regression or soft labels",
     "dependent_varname": "label column, or a comma-separated list: one for each output of the model",
     "distribution_rules": "ignored on PostgreSQL: the setting pg_mop.segments sets the number of segments",
+    "ensemble": "at most so many nets answer together, by a mean that the validation rows choose; 1: the best alone",
     "eta": "one in so many configurations continues after each round",
     "folds": "at least 2: cross-validation, segments are folds (docs/search.md); NULL: none",
     "format": "of a report 'html' or 'json'; mop_explain, mop_explain_run, mop_space_show: 'text' or 'json'",
@@ -585,6 +601,7 @@ ARGUMENTS = {
     "keras_model_arch_table": "created if it does not exist",
     "adapt": "'project': a Dense layer or 1x1 convolution before merges of different shapes; NULL: they do not fit",
     "base": "model_ids of the base models; NULL: all of the table",
+    "members": "at most so many models, chosen one by one on the validation rows (Caruana et al. 2004)",
     "max_trials": "maximum number of configurations",
     "measure": "time a few mini-batches of each net, in a trial that is rolled back",
     "metric": "'loss', or one of the configurations' metrics: 'accuracy', 'training_loss', 'mine max'",

@@ -31,23 +31,11 @@ def mop_deploy(
     if model.objects:
         code = CustomCode.of(db, model.summary["object_table"], list(model.objects))
         code.check_trained(db, model.what, model.trained_code)
-    return add_version(
-        db,
-        name,
-        Version(
-            transform=with_shapes(model).to_json(),
-            architecture=model.architecture_text,
-            source=model.source,
-            target=model.output_names[0],
-            kind="regression" if model.regression else "classification",
-            metrics=row,
-            details=code and code.to_details(),
-            compile_params=model.compile_params,
-            description=description,
-            statement=f"SELECT {db.extension}.mop_deploy({quote_literal(name)}, {quote_literal(model_table)}"
-            + (f", {int(mst_key)});" if mst_key is not None else ");"),
-        ),
-    )
+    statement = f"SELECT {db.extension}.mop_deploy({quote_literal(name)}, {quote_literal(model_table)}"
+    statement += f", {int(mst_key)});" if mst_key is not None else ");"
+    details = code and code.to_details()
+    version = version_of(model, metrics=row, details=details, description=description, statement=statement)
+    return add_version(db, name, version)
 
 
 def step_prefix(db: Database, name: str, version: int) -> str:
@@ -80,6 +68,24 @@ class Version:
         self.metrics, self.details = more.get("metrics"), more.get("details")
         self.description, self.statement = more.get("description"), more.get("statement")
         self.compile_params, self.fit_params = more.get("compile_params"), more.get("fit_params")
+
+
+def version_of(
+    model: StoredModel, architecture: str | None = None, source: weights.Source | None = None, **more: Any
+) -> Version:
+    """The version that a trained model becomes; `architecture`, `source`: of the net in place of the model's own; `more`: its
+    other values."""
+    return Version(
+        **{
+            "transform": with_shapes(model).to_json(),
+            "architecture": architecture or model.architecture_text,
+            "source": source or model.source,
+            "target": model.output_names[0],
+            "kind": "regression" if model.regression else "classification",
+            "compile_params": model.compile_params,
+            **more,
+        }
+    )
 
 
 def add_version(db: Database, name: str | None, version: Version, use: bool = True) -> int:

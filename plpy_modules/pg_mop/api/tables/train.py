@@ -13,9 +13,9 @@ from mop_udf.aggregate import Session
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import with_trainer
 from pg_mop.api.search.folds import check_folds
-from pg_mop.api.tables import explained_training, reports, same_rows, training_checks
+from pg_mop.api.tables import ensembles, explained_training, reports, same_rows, training_checks
 from pg_mop.api.tables.baselines import Contender, contenders
-from pg_mop.api.tables.named_models import Version, add_version, check_writable, step_prefix, switch, with_shapes
+from pg_mop.api.tables.named_models import add_version, check_writable, step_prefix, switch, version_of
 from pg_mop.api.tables.pack import Options
 from pg_mop.api.tables.split import SHARE, read_shares
 from pg_mop.api.tables.steps import Steps
@@ -33,6 +33,7 @@ from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows
 REMARK = "a step of mop_train: its end, or the next call, drops it"  # the comment of the relations of the steps
 RESERVED = 0.05  # of the time limit, for measuring the winner
 FOR_BASELINES = 0.1  # of the time limit, for training these
+FOR_ENSEMBLE = 0.03  # of the time limit, for the answers that choose the members
 LEAST_SECONDS = 0.5  # of training: of the search, and of baselines
 STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
 MOST_DRAWN = 100_000  # rows that the interval of R2 is drawn from
@@ -128,6 +129,7 @@ class Training:
             raise MopError(f"time_limit must be at least a second, not {time_limit}", hint="time_limit => '2 min'")
         if arguments.max_trials is not None and arguments.max_trials < 1:
             raise MopError(f"max_trials must be at least 1, not {arguments.max_trials:g}")
+        self.most_members = ensembles.members_of_call("ensemble", arguments.ensemble)
         layer_names(arguments.layers)
         if db.setting("transaction_isolation") != "read committed":
             raise MopError(
@@ -261,7 +263,8 @@ class Training:
             f"JOIN {db.find_table(n['nets'])} a USING (model_id) WHERE mst_key = {int(best)}"
         )
         assert trial is not None
-        number = self._add(n, best, trial["fit_params"], kind, use)
+        members = self._ensemble(session, n)
+        number = self._add(n, best, members, trial["fit_params"], kind, use)
         model = NamedModel.find(db, self.name, number)
         measurement = reports.measure(db, session, model, n["test"])
         metrics = measurement.measures(model.regression)
@@ -280,6 +283,7 @@ class Training:
             **({"folds": self._means(n, best)} if self.arguments.folds is not None else {}),
             "statements": self.statements,
             "net": trial["net"],
+            **(self._described(n, members) if members is not None else {}),
             "iterations": trial["iterations"],
             "trials": trials,
             "rows": self.parts,
@@ -392,21 +396,32 @@ class Training:
             arguments = {"layers": self.arguments.layers}
             self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], arguments), [n["nets"]], True)
         else:
-            self._say(
-                steps,
-                f"SELECT {written(self.db.schema)}.load_keras_model({quote_literal(n['nets'])}, m.model_arch, m.model_weights, "
-                f"'version {self.present}') FROM {self._ref(self.name)} m WHERE m.version = {self.present};",
-                [n["nets"]],
-                True,
-            )
-        if (
-            self.present is not None
-            and (parts := weights.existing(self.db, str(table_of(self.db, self.name)), weights.READING)) is not None
-        ):
-            copy = self.db.suffixed(n["nets"], weights.SUFFIX)
-            self._say(steps, f"CREATE TABLE {self._ref(copy)} AS TABLE {parts};", [copy], True)
+            self._load_nets(steps, n, self.present)
         row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s")
         return "regression" if row[0][0] == "float32" else "classification"
+
+    def _load_nets(self, steps: Steps, n: dict[str, str], version: int) -> None:
+        """The nets of a version, with their weights: training goes on with each member of an ensemble."""
+        table = table_of(self.db, self.name)
+        load, nets = f"SELECT {written(self.db.schema)}.load_keras_model", quote_literal(n["nets"])
+        loaded_from = f"FROM {self._ref(self.name)} m WHERE m.version = {version};"
+        members = ensembles.members_of(self.db, table, version)
+        for number, (place, first, size) in enumerate(members, 1):
+            arch = f"m.model_arch->'config'->'layers'->{place}"
+            value = f"substring(m.model_weights FROM {first + 1} FOR {size})"
+            what = quote_literal(f"version {version}, member {number}")
+            self._say(steps, f"{load}({nets}, {arch}, {value}, {what}) {loaded_from}", [n["nets"]], True)
+        if members:
+            return
+        self._say(
+            steps,
+            f"{load}({nets}, m.model_arch, m.model_weights, 'version {version}') {loaded_from}",
+            [n["nets"]],
+            True,
+        )
+        if (parts := weights.existing(self.db, str(table), weights.READING)) is not None:
+            copy = self.db.suffixed(n["nets"], weights.SUFFIX)
+            self._say(steps, f"CREATE TABLE {self._ref(copy)} AS TABLE {parts};", [copy], True)
 
     def tell_of_rows(self, steps: Steps, n: dict[str, str], kind: str) -> None:
         """Warn the caller of copies of rows, of a target with a long tail, and of a rare class."""
@@ -439,6 +454,7 @@ class Training:
         while iterations < 243 and iterations * max(1, rows // (2 * small)) < STEPS_WANTED:
             iterations *= 3
         reserved = RESERVED + FOR_BASELINES * (self.arguments.baselines is not False)
+        reserved += FOR_ENSEMBLE * (self.most_members > 1)
         prepared = time.monotonic() - began
         seconds_left = self.seconds * (1 - reserved) - prepared
         if seconds_left < 0.2 * self.seconds:
@@ -536,24 +552,47 @@ class Training:
 
     # --- the result ---
 
-    def _add(self, n: dict[str, str], best: int, fit_params: str, kind: str, use: bool) -> int:
-        model = StoredModel(self.db, n["search"], best)
-        return add_version(
-            self.db,
-            self.name,
-            Version(
-                transform=with_shapes(model).to_json(),
-                architecture=model.architecture_text,
-                source=model.source,
-                target=model.output_names[0],
-                kind=kind,
-                compile_params=model.compile_params,
-                fit_params=fit_params,
-                description=f"trained on {self.source}"[:200],
-                statement=self.statements[-1],
-            ),
-            use,
+    def _ensemble(self, session: Any, n: dict[str, str]) -> ensembles.Ensemble | None:
+        """The trials whose mean answers; None where the best trial answers alone."""
+        if self.most_members == 1 or "valid" not in self.parts:
+            return None
+        self.statements.append(
+            self._call("mop_ensemble", [n["search"], n["checked"], self.name], {"members": self.most_members})
         )
+        seconds = max(LEAST_SECONDS, FOR_ENSEMBLE * self.seconds)
+        try:
+            found = ensembles.choose(self.db, session, n["search"], n["checked"], self.most_members, seconds)
+        except MopError as error:  # the trials are trained: the best of them is an answer
+            self.db.warning(f"the best trial answers alone: {error.message}", detail=error.detail, hint=error.hint)
+            return None
+        return found if len(found.members) > 1 else None
+
+    def _described(self, n: dict[str, str], members: ensembles.Ensemble) -> dict[str, Any]:
+        """The details of an ensemble, with the names and the iterations of its members' nets."""
+        keys = ", ".join(str(member.mst_key) for member in members.members)
+        rows = self.db.execute(
+            f"SELECT t.mst_key, t.iterations, a.name AS net FROM {self._found(n['search'], '_trials')} t "
+            f"JOIN {self.db.find_table(n['nets'])} a USING (model_id) WHERE mst_key IN ({keys})"
+        )
+        known = {row["mst_key"]: {"net": row["net"], "iterations": row["iterations"]} for row in rows}
+        details = members.to_json()
+        details["members"] = [{**member, **known[member["mst_key"]]} for member in details["members"]]
+        return {"net": ", ".join(dict.fromkeys(m["net"] for m in details["members"])), "ensemble": details}
+
+    def _add(
+        self, n: dict[str, str], best: int, members: ensembles.Ensemble | None, fit_params: str, kind: str, use: bool
+    ) -> int:
+        more: dict[str, Any] = {
+            "kind": kind,
+            "fit_params": fit_params,
+            "description": f"trained on {self.source}"[:200],
+            "statement": self.statements[-1],
+        }
+        if members is None:
+            version = version_of(StoredModel(self.db, n["search"], best), **more)
+        else:
+            version = members.version(**{**more, "fit_params": members.members[0].info["fit_params"]})
+        return add_version(self.db, self.name, version, use)
 
     def _decide(
         self, session: Any, model: NamedModel, number: int, metrics: dict[str, float], use: bool, n: dict[str, str]
@@ -593,8 +632,7 @@ class Training:
             + ("." if switched else "; it is not in use: the present version is at least as good."),
             f"Rows: {', '.join(f'{rows} {part}' for part, rows in self.parts.items())}. "
             f"Trials: {details['trials']} in {details['seconds']['search']:.0f} s. "
-            f"Chosen: net {chosen['net']}, {chosen['compile_params']}, {chosen['fit_params']}, "
-            f"after {chosen['iterations']} iterations.",
+            + (_of_members(details["ensemble"]) if "ensemble" in details else f"Chosen: net {_of_trial(chosen)}."),
             *([_line(details["folds"])] if "folds" in details else []),
             "On the test part:",
         ]
@@ -647,6 +685,22 @@ BEGIN
         END IF;
     END LOOP;
 END"""
+
+
+def _of_trial(trial: dict[str, Any]) -> str:
+    return f"{trial['net']}, {trial['compile_params']}, {trial['fit_params']}, after {trial['iterations']} iterations"
+
+
+def _of_members(details: dict[str, Any]) -> str:
+    """The lines of the report about an ensemble."""
+    members = details["members"]
+    return "\n".join(
+        [
+            f"Chosen: the weighted mean of {len(members)} nets, of the best {details['candidates']}; its validation loss is "
+            f"{details['loss']:.4g}, that of the best net alone {details['best_alone']:.4g}:",
+            *(f"  {member['weight']:.3g} net {_of_trial(member)}" for member in members),
+        ]
+    )
 
 
 def _line(means: dict[str, Any]) -> str:

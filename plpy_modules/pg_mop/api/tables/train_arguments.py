@@ -33,6 +33,7 @@ class TrainArguments:
     baselines: bool | None
     keep: bool | None
     folds: int | None
+    ensemble: int | None
 
     @classmethod
     def of_call(cls, values: Sequence[Any]) -> TrainArguments:

@@ -1,0 +1,130 @@
+"""Ensembles: which models' answers are averaged with which weights, and the one net that averages them. Pure.
+
+A version of a named model has one net. The nets of an ensemble are one net, too: a functional model of Keras whose inputs go to
+each member, a model within the model, and whose output is the weighted sum of the members' outputs (Rescaling and Add). So
+whatever reads a version knows nothing of ensembles: the backend's NumPy (forward.py), serving processes, the export, reports.
+Keras' get_weights() has the weights of a model within a model as a block, so the net's weights are those of its members, one
+after the other.
+
+A member of another family, such as boosted trees, is no layer of Keras. It will stand beside this net in the version, with a
+weight of its own, and answers are added in `NamedModel.outputs_of`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mop_udf.architecture import architecture_shapes
+from mop_udf.architecture.architecture_classes import MODELS
+from pg_mop.backend.arrays import np
+
+STEPS, MOST = 40, 8  # of the selection; members of an ensemble
+TIE = 1e-6  # losses that differ by a smaller share are equal
+LEAST = 1e-7  # of a probability in a logarithm, as in Keras
+NAME = "ensemble"  # of its net
+Loss = Callable[["np.ndarray"], "np.ndarray"]  # answers [..., rows] -> their mean loss [...]
+
+
+# --- which members --------------------------------------------------------------------------------------------------------
+def select(answers: np.ndarray, loss: Loss, steps: int = STEPS, most: int = MOST) -> np.ndarray:
+    """How often each member is chosen, by greedy selection with replacement (Caruana et al. 2004, "Ensemble selection from
+    libraries of models", sections 2 and 2.1).
+
+    `answers` [members, rows]. Each step adds the member with which the mean of all chosen answers has the least loss: of equal
+    ones a member that is in, the one that is in most often. At most `most` different members are chosen. The result is that
+    of the step with the least loss, of equal ones the first: on these rows, never worse than the best member alone. All are
+    0 where no member has a finite loss.
+
+    >>> truth = np.array([0.0, 1.0, 2.0])
+    >>> select(np.array([truth - 0.2, truth + 0.1, truth + 3]), squared_error(truth), steps=3).tolist()
+    [1, 2, 0]
+    """
+    counts = np.zeros(len(answers), int)
+    chosen, least = counts, np.inf
+    total = np.zeros(answers.shape[1:])
+    places, pool = np.arange(len(answers)), answers  # of the members that may be added
+    for step in range(1, steps + 1):
+        with np.errstate(all="ignore"):
+            losses = loss((total + pool) / step)
+        losses = np.where(np.isfinite(losses), losses, np.inf)
+        lowest = losses.min(initial=np.inf)
+        if lowest == np.inf:
+            break
+        equal = np.where(losses <= lowest * (1 + TIE), counts[places], 0)
+        best = int(equal.argmax() if equal.any() else losses.argmin())
+        counts = counts.copy()
+        counts[places[best]] += 1
+        total += pool[best]
+        if losses[best] < least * (1 - TIE):
+            chosen, least = counts, losses[best]
+        if len(places) > most == np.count_nonzero(counts):
+            places = np.flatnonzero(counts)
+            pool = answers[places]
+    return chosen
+
+
+def log_loss(weights: np.ndarray | None = None) -> Loss:
+    """The cross-entropy of classes. The answers are the probabilities of each row's true class; `weights`: of the rows."""
+    return lambda chances: _mean(-np.log(np.maximum(chances, LEAST)), weights)
+
+
+def squared_error(truth: np.ndarray, weights: np.ndarray | None = None) -> Loss:
+    """The mean squared error of numbers against the `truth` [rows]; `weights`: of the rows."""
+    return lambda answers: _mean((answers - truth) ** 2, weights)
+
+
+def _mean(losses: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    return losses.mean(-1) if weights is None else losses @ weights / weights.sum()
+
+
+# --- one net --------------------------------------------------------------------------------------------------------------
+def joined(members: Sequence[tuple[dict[str, Any], float]]) -> str:
+    """The JSON of the net whose output is the weighted sum of its members'. `members`: (architecture as
+    mop_udf.architecture.check gives it, weight); all take the same inputs and have one output of the same width. The net's
+    weights are theirs, one after the other."""
+    shapes = architecture_shapes.input_shapes(members[0][0])
+    inputs = [f"input_{k}" for k in range(1, 1 + len(shapes))]
+    layers = [
+        _layer("InputLayer", name, [], batch_shape=[None, *shape], dtype="float32")
+        for name, shape in zip(inputs, shapes)
+    ]
+    scaled = []
+    for number, (member, weight) in enumerate(members, 1):
+        own = architecture_shapes.by_position(member)
+        name = f"member_{number}"
+        made = {**own, "name": name, "config": {**own["config"], "name": name}, "inbound_nodes": _call(inputs)}
+        scaled.append(f"weight_{number}")
+        layers += [made, _layer("Rescaling", scaled[-1], [name], scale=weight, offset=0.0)]
+    layers.append(_layer("Add", "answer", scaled))
+    config = {
+        "name": NAME,
+        "layers": layers,
+        "input_layers": [[name, 0, 0] for name in inputs],
+        "output_layers": [["answer", 0, 0]],
+    }
+    return json.dumps({"class_name": "Functional", "config": config, "keras_version": "3.0.0", "module": "keras"})
+
+
+def _layer(class_name: str, name: str, inputs: Sequence[str], **config: Any) -> dict[str, Any]:
+    return {
+        "module": "keras.layers",
+        "class_name": class_name,
+        "config": {"name": name, **config},
+        "registered_name": None,
+        "name": name,
+        "inbound_nodes": _call(inputs),
+    }
+
+
+def _call(inputs: Sequence[str]) -> list[Any]:
+    return [[[name, 0, 0, {}] for name in inputs]] if inputs else []
+
+
+def members_of(architecture: Mapping[str, Any]) -> list[int]:
+    """The places of the members among the layers of a net of `joined`; none in any other net. `architecture`: its JSON."""
+    config = architecture["config"]
+    if architecture["class_name"] != "Functional" or config.get("name") != NAME:
+        return []
+    return [place for place, layer in enumerate(config["layers"]) if layer["class_name"] in MODELS]
