@@ -32,16 +32,18 @@ def large(db):
         "SELECT mop_deploy('known', 'fitted')"
     )
     db.run(f"CREATE TABLE many AS SELECT {COLUMNS} FROM generate_series(1, {ROWS}) i; ANALYZE many")
-    db.run("LOAD 'auto_explain'; SET auto_explain.log_nested_statements = on; SET auto_explain.log_level = notice")
+    db.run(
+        "LOAD 'auto_explain'; SET auto_explain.log_nested_statements = on; SET auto_explain.log_level = notice; "
+        "SET auto_explain.log_analyze = on; SET auto_explain.log_min_duration = 0"
+    )
     return db
 
 
 def answered(db, source, keep="id", name="answers"):
     """The count of rows, and of the workers that took part."""
-    db.run(f"DROP TABLE IF EXISTS {name}; SET auto_explain.log_min_duration = 0; SET auto_explain.log_analyze = on")
+    db.run(f"DROP TABLE IF EXISTS {name}")
     del db.connection.notices[:]
     count = db.value("SELECT mop_predict_into('known', %s, %s, keep => %s)", [source, name, keep])
-    db.run("RESET auto_explain.log_min_duration")
     return count, max(map(int, re.findall(r"Workers Launched: (\d+)", "".join(db.connection.notices))), default=0)
 
 
@@ -99,20 +101,25 @@ def test_sources_that_workers_cannot_read_are_answered_by_one_process(large):
     large.run("DROP TABLE passing, moody; DROP VIEW seen")
 
 
-def test_policies_hide_rows(large):
+def test_policies_hide_rows_and_workers_answer_for_a_role_that_may_only_ask(large):
     large.run(
-        "CREATE ROLE reader LOGIN; GRANT mop_user TO reader; CREATE TABLE hidden AS SELECT * FROM many; "
-        "GRANT SELECT ON hidden, known TO reader; GRANT CREATE ON SCHEMA public TO reader; "
-        "ALTER TABLE hidden ENABLE ROW LEVEL SECURITY; CREATE POLICY half ON hidden USING (id % 2 = 0)"
+        "CREATE ROLE asker LOGIN; GRANT mop_user TO asker; CREATE TABLE hidden AS SELECT * FROM many; "
+        "GRANT SELECT ON hidden TO asker; GRANT CREATE ON SCHEMA public TO asker; "
+        "ALTER TABLE hidden ENABLE ROW LEVEL SECURITY; CREATE POLICY half ON hidden USING (id % 2 = 0); "
+        "SELECT mop_share('known', 'asker', what => 'answers')"
     )
-    reader = large.another("reader")
-    reader.run("SET search_path = public, madlib")
-    assert reader.value("SELECT mop_predict_into('known', 'hidden', 'of_reader', keep => 'id')") == ROWS // 2
-    assert reader.value("SELECT count(*) FROM of_reader WHERE id % 2 = 1") == 0
-    error = reader.error("SELECT mop_predict_into('known', 'many', 'of_reader2')")
-    assert error.pgcode == "42501"
-    reader.run("DROP TABLE of_reader")
-    reader.close()
+    asker = large.another("asker")
+    asker.run("SET search_path = public, madlib")
+    ask = "SELECT mop_predict_into('known', '{}', '{}', keep => 'id')"
+    assert asker.value(ask.format("hidden", "of_asker")) == ROWS // 2
+    assert asker.value("SELECT count(*) FROM of_asker WHERE id % 2 = 1") == 0
+    assert asker.error(ask.format("many", "more_of_asker")).pgcode == "42501"
+    large.run("SET ROLE asker; CREATE TABLE own AS SELECT h.* FROM hidden h, generate_series(1, 2)")
+    count, workers = answered(large, "own", name="more_of_asker")
+    large.run("RESET ROLE")
+    assert (count, workers) == (ROWS, 2)
+    large.run("DROP TABLE hidden, own, of_asker, more_of_asker; DROP OWNED BY asker; DROP ROLE asker")
+    asker.close()
 
 
 def test_parts_of_a_table_and_columns_of_all_types_are_kept(large):
