@@ -40,7 +40,7 @@ class Model:
     @classmethod
     def from_json(cls, data: Mapping[str, Any], architecture_text: str, weights: bytes) -> Model:
         """The model that another session describes (see `to_json`). Raises MopError."""
-        model = cls()
+        model = cls.__new__(cls)
         model.transform = transform_from_json(data["transform"])
         model.regression, model.given_classes = data["regression"], data["given_classes"]
         model._read_architecture(architecture_text, weights, len(model.transform.outputs), data["what"])
