@@ -174,6 +174,8 @@ def test_a_worker_that_is_ended_costs_no_row_and_a_cancel_ends_all(large):
     pid = caller.value("SELECT pg_backend_pid()")
     call = Calling(caller, "SELECT mop_predict_into('known', 'more', 'answers', keep => 'id')")
     worker = eventually(lambda: worker_of(large, pid))
+    said = large.value("SELECT query FROM pg_stat_activity WHERE pid = %s", [worker])
+    assert not re.search("[0-9a-f]{32}", said or "")  # other roles may see it: a key is in a setting
     assert large.value("SELECT pg_terminate_backend(%s)", [worker])
     assert call.end() is None
     assert large.run("SELECT count(*) AS all, count(DISTINCT id) AS own FROM answers") == [{"all": many, "own": many}]
@@ -194,7 +196,56 @@ def test_an_error_of_a_value_is_the_callers_error(large):
     assert sum("are missing: x, flag" in notice for notice in large.connection.notices) == 1
 
 
+def test_operators_of_another_schema_take_no_part(large):
+    """A table with columns of built-in types has no functions that look names up by the caller's path."""
+    large.run(
+        "CREATE SCHEMA loud; CREATE FUNCTION loud.no(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'; "
+        "CREATE OPERATOR loud.>= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = loud.no); "
+        "CREATE FUNCTION loud.abs(numeric) RETURNS numeric LANGUAGE sql AS 'SELECT 0.0'; "
+        "SET search_path = loud, pg_catalog, public, madlib"
+    )
+    assert answered(large, "public.many", name="public.others")[0] == ROWS
+    large.run("SET search_path = public, madlib; DROP SCHEMA loud CASCADE")
+    answered(large, "many")
+    assert same(large) == ROWS
+
+
+@pytest.mark.parametrize("elements", ["checked_array", "checked[]"])
+def test_the_checks_of_a_kept_domain_run_in_the_callers_process(large, elements):
+    large.run(
+        "CREATE SEQUENCE checks; CREATE FUNCTION passes() RETURNS boolean LANGUAGE sql AS 'SELECT nextval(''checks'') > 0'; "
+        "CREATE DOMAIN checked_array AS int[] CHECK (public.passes()); CREATE DOMAIN checked AS int CHECK (public.passes()); "
+        f"CREATE TABLE kept AS SELECT *, ARRAY[id]::{elements} AS a FROM many; SELECT setval('checks', 1)"
+    )
+    assert answered(large, "kept", "id, a") == (ROWS, 0)
+    assert large.value("SELECT currval('checks')") >= ROWS
+    large.run(
+        "DROP TABLE answers, kept; DROP DOMAIN checked, checked_array; DROP FUNCTION passes; DROP SEQUENCE checks"
+    )
+
+
 def test_no_key_no_answer(large):
-    call = "SELECT mop_answer_arrays({}, {}, {}, NULL, NULL)"
-    for arguments in (("pg_backend_pid()", 0, "'key'"), (1, 0, "NULL"), ("NULL", "NULL", "NULL")):
-        assert large.error(call.format(*arguments)).pgcode == "55000"
+    call = "SELECT mop_answer_arrays({}, NULL, NULL)"
+    for place in ("pg_backend_pid() || ' 0 key'", "'1 0 '", "'../1 0 key'", "''", "NULL"):
+        assert large.error(call.format(place)).pgcode == "55000"
+
+
+def test_another_session_gets_no_model_by_the_key(large):
+    """It would have the model when its role may ask it no more."""
+    large.run(
+        "CREATE FUNCTION tells() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN PERFORM set_config('application_name', "
+        "coalesce(current_setting('mop_answers.model', true), ''), false), pg_advisory_xact_lock_shared(41); RETURN true; END "
+        "$$; CREATE DOMAIN telling AS int[] CHECK (public.tells()); DROP TABLE IF EXISTS answers; "
+        "CREATE TABLE kept AS SELECT *, ARRAY[id]::telling AS a FROM many; SELECT pg_advisory_lock(41)"
+    )
+    caller = large.another()
+    caller.run("SET search_path = public, madlib")
+    pid = caller.value("SELECT pg_backend_pid()")
+    call = Calling(caller, "SELECT mop_predict_into('known', 'kept', 'answers', keep => 'a')")
+    name = "SELECT application_name FROM pg_stat_activity WHERE pid = %s AND starts_with(application_name, pid || ' ')"
+    place = eventually(lambda: large.value(name, [pid]))
+    assert large.error(f"SELECT mop_answer_arrays('{place}', NULL, NULL)").pgcode == "55000"
+    large.run("SELECT pg_advisory_unlock(41)")
+    assert call.end() is None and large.value("SELECT count(*) FROM answers") == ROWS
+    large.run("DROP TABLE answers, kept; DROP DOMAIN telling; DROP FUNCTION tells")
+    caller.close()

@@ -5,12 +5,13 @@ caller's snapshot, rights, settings and locks, and see what the caller's transac
 a free worker, the caller's process does all. Sessions of our own would have none of that.
 
 The values of a range travel as arrays, one for each column: rows would cost PostgreSQL and Python twice as much. Workers find
-the model in a file in the memory of the caller's process. So no SQL contains the model, which a role may ask and not read.
+the model in a file in the memory of the caller's process. So no SQL contains the model, which a role may ask and not read. A
+setting says where the file is, and its key: other sessions see a statement's text (pg_stat_activity), and no setting.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import fcntl
 import hmac
 import json
@@ -18,6 +19,7 @@ import os
 import secrets
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +49,7 @@ SETTINGS = {
     "enable_tidscan": "on",
     "jit": "off",
 }
+MODEL = "mop_answers.model"  # a setting: 'process ID, descriptor, key'; no name of pg_mop.*: those are checked
 WORKERS = "max_parallel_workers_per_gather"
 WORKER_ENDED = ("57P01", "55000")  # an administrator has ended a worker; it was lost, or has not found the model
 
@@ -56,16 +59,18 @@ Output = tuple[str, str, str]  # a column of the new table: its quoted name, its
 @dataclass(frozen=True)
 class Blocks:
     """How a table is read. `count`: of its blocks, the largest count of its parts; `at_a_time`: the blocks of a range;
-    `in_workers`: False where only the caller's process may read the table."""
+    `is_built_in`: reading runs no functions of users (`_are_built_in`); `in_workers`: False where only the caller's process may
+    read the table."""
 
     count: int
     at_a_time: int
+    is_built_in: bool
     in_workers: bool
 
     @classmethod
-    def of(cls, db: Database, reader: RowReader, model: NamedModel) -> Blocks | None:
-        """How the table that a reader reads is read by ranges of blocks; None where it is not: it is a view or a query, small,
-        distributed, or has row security; or the model's values are no numbers and texts."""
+    def of(cls, db: Database, reader: RowReader, model: NamedModel, kept: Sequence[str]) -> Blocks | None:
+        """How the table that a reader reads is read by ranges of blocks, with the kept columns; None where it is not: it is a
+        view or a query, small, distributed, or has row security; or the model's values are no numbers and texts."""
         table = reader.origin
         if (
             not isinstance(table, Table)
@@ -95,7 +100,8 @@ class Blocks:
         at_a_time = max(
             1, int(min(model.chunk_rows / max(LEAST_ROWS, row["rows"] / count), CHUNK_BYTES / (row["bytes"] / count)))
         )
-        return cls(count, at_a_time, not row["is_temporary"] and _is_built_in(db, table, reader))
+        is_built_in = _are_built_in(db, table, reader, kept)
+        return cls(count, at_a_time, is_built_in, is_built_in and not row["is_temporary"])
 
     def query(self, schema: str, sql: str, outputs: Sequence[Output]) -> str:
         """SQL: the rows of `sql`, which has a range of blocks as its parameters, for all ranges. `schema`: the extension's."""
@@ -103,8 +109,8 @@ class Blocks:
         parts = min(DEALT, -(-self.count // self.at_a_time))
         # the last range ends with the table: rows may have come since its blocks were counted
         after = (
-            f"CASE WHEN r.first + '{self.at_a_time}'::bigint >= '{self.count}'::bigint THEN '{LAST_BLOCK}'::bigint "
-            f"ELSE r.first + '{self.at_a_time}'::bigint END"
+            f"CASE WHEN r.first OPERATOR(pg_catalog.>=) '{self.count - self.at_a_time}'::bigint THEN '{LAST_BLOCK}'::bigint "
+            f"ELSE r.first OPERATOR(pg_catalog.+) '{self.at_a_time}'::bigint END"
         )
         return " UNION ALL ".join(
             f"SELECT x.* FROM pg_catalog.generate_series('{part * self.at_a_time}'::bigint, '{self.count - 1}'::bigint, "
@@ -114,15 +120,21 @@ class Blocks:
         )
 
 
-def _is_built_in(db: Database, table: Table, reader: RowReader) -> bool:
-    """Whether the columns that the model reads have types that are built in, or enums: casts of others may be functions that
-    no worker may run."""
+def _is_array(reader: RowReader, column: str) -> bool:
+    """Whether a kept column is cast to text and back: array_agg adds a dimension to arrays, for equal ones alone."""
+    return reader.columns[column].endswith(("[]", "vector"))
+
+
+def _are_built_in(db: Database, table: Table, reader: RowReader, kept: Sequence[str]) -> bool:
+    """Whether the columns that are cast have types that are built in, or enums: a cast from another may run functions that no
+    worker may run, and a kept array is cast back to its type, whose domain may have a check."""
     return not db.value(
         "SELECT EXISTS (SELECT 1 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = "
-        "t.typbasetype WHERE a.attrelid = $1 AND a.attname = ANY ($2) AND coalesce(b.typtype, t.typtype) <> 'e' "
-        "AND coalesce(b.typnamespace, t.typnamespace) <> 'pg_catalog'::regnamespace)",
-        ["oid", "text[]"],
-        [table.oid, list(reader.types)],
+        "t.typbasetype WHERE a.attrelid = $1 AND (a.attname = ANY ($2) AND coalesce(b.typtype, t.typtype) <> 'e' "
+        "AND coalesce(b.typnamespace, t.typnamespace) <> 'pg_catalog'::regnamespace "
+        "OR a.attname = ANY ($3) AND t.typnamespace <> 'pg_catalog'::regnamespace))",
+        ["oid", "text[]", "text[]"],
+        [table.oid, list(reader.types), [name for name in kept if _is_array(reader, name)]],
     )
 
 
@@ -137,7 +149,7 @@ def write(
     outputs: list[Output] = []
     for number, column in enumerate(kept):
         name, sql_type = quote_identifier(column), reader.exact_types[column]
-        is_array = reader.columns[column].endswith(("[]", "vector"))  # array_agg adds a dimension, for equal ones alone
+        is_array = _is_array(reader, column)
         extra.append(f"{name}::text" if is_array else name)
         outputs.append((name, sql_type, f"pg_catalog.unnest(k{number})" + (f"::{sql_type}" if is_array else "")))
     for number, (name, sql_type) in enumerate(model.answer_columns, 1):
@@ -149,22 +161,25 @@ def write(
     where = "WHERE t.ctid OPERATOR(pg_catalog.>=) $1 AND t.ctid OPERATOR(pg_catalog.<) $2"
     with _handed_over(db, model) as handed:
         arrays.append(
-            f"{db.extension}.mop_answer_arrays({os.getpid()}, {handed.file}, {quote_literal(handed.key)}::text, "
-            f"{numbers}::double precision[], {texts}::text[]) AS a"
+            f"{db.extension}.mop_answer_arrays(pg_catalog.current_setting('{MODEL}'), {numbers}::double precision[], "
+            f"{texts}::text[]) AS a"
         )
         sql = (
             f"SELECT {', '.join(value for _, _, value in outputs)} FROM (SELECT {', '.join(arrays)} "
-            f"FROM {reader.values_sql(extra, where)} HAVING pg_catalog.count(*) > 0) r"
+            f"FROM {reader.values_sql(extra, where)} HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 0) r"
         )
         names = ", ".join(name for name, _, _ in outputs)
         statement = f"CREATE TABLE {table} ({names}) AS {blocks.query(db.extension, sql, outputs)}"
-        return _written(db, statement, blocks.in_workers), handed.reported()
+        with db.local_settings({MODEL: f"{os.getpid()} {handed.file} {handed.key}"}):
+            return _written(db, statement, blocks, blocks.in_workers), handed.reported()
 
 
-def _written(db: Database, statement: str, in_workers: bool) -> int:
+def _written(db: Database, statement: str, blocks: Blocks, in_workers: bool) -> int:
     """Run the statement that creates the table. Returns the count of rows. Raises MopError."""
+    # functions of users look names up by the caller's path; nothing else may find another role's function there
+    path = nullcontext() if blocks.is_built_in else db.caller_path()
     try:
-        with db.local_settings(SETTINGS if in_workers else {**SETTINGS, WORKERS: "0"}), db.caller_path():
+        with db.local_settings(SETTINGS if in_workers else {**SETTINGS, WORKERS: "0"}), path:
             db.check_cancel()
             return int(db.plpy.execute(statement).nrows())
     except db.plpy.SPIError as error:
@@ -176,7 +191,7 @@ def _written(db: Database, statement: str, in_workers: bool) -> int:
             raise
         problem = str(error)
     db.log(f"mop_predict_into works without parallel workers: {problem}")
-    return _written(db, statement, False)
+    return _written(db, statement, blocks, False)
 
 
 # --- the model, in the memory of the caller's process ---------------------------------------------------------------------
@@ -217,7 +232,7 @@ class _Handed:
 _handed: dict[str, _Handed] = {}  # by key: that this process answers with, in a worker until it ends
 
 
-@contextlib.contextmanager
+@contextmanager
 def _handed_over(db: Database, model: NamedModel) -> Iterator[_Handed]:
     """In this block, this process and its workers answer with a model."""
     key, weights = secrets.token_hex(16), model.source.read(db)
@@ -237,26 +252,33 @@ def _handed_over(db: Database, model: NamedModel) -> Iterator[_Handed]:
 
 
 def mop_answer_arrays(
-    plpy: Any, pid: int | None, file: int | None, key: str | None, numbers: list[Any] | None, texts: list[Any] | None
+    plpy: Any, place: str | None, numbers: list[Any] | None, texts: list[Any] | None
 ) -> list[str | None]:
-    """The answers for rows of which each column is an array. `pid`, `file`: where the model is; `key`: its first bytes."""
-    return raising(plpy, _answer_arrays, pid, file, key, numbers, texts)
+    """The answers for rows of which each column is an array. `place`: of the model, as in the setting."""
+    return raising(plpy, _answer_arrays, place or "", numbers, texts)
 
 
-def _answer_arrays(
-    pid: int | None, file: int | None, key: str | None, numbers: list[Any] | None, texts: list[Any] | None
-) -> list[str | None]:
-    handed = _handed.get(key or "")
+def _answer_arrays(place: str, numbers: list[Any] | None, texts: list[Any] | None) -> list[str | None]:
+    pid, file, key = [*place.split(" "), "", ""][:3]
+    handed = _handed.get(key)
     if handed is None:
-        handed = _received(f"/proc/{pid}/fd/{file}", key or "")
+        handed = _received(pid, file, key)
         if handed is None:
             raise MopError("no model is handed over with this key", sqlstate=WORKER_ENDED[1])
         _handed[handed.key] = handed
     return handed.answers(numbers, texts)
 
 
-def _received(path: str, key: str) -> _Handed | None:
-    """The model in a file of another process; None where there is none with this key."""
+def _is_worker() -> bool:
+    return ctypes.c_int.in_dll(ctypes.CDLL(None), "ParallelWorkerNumber").value >= 0
+
+
+def _received(pid: str, file_number: str, key: str) -> _Handed | None:
+    """The model in a file of another process; None where there is none with this key, and in a process that is no worker: it
+    would have the model when the role may ask it no more."""
+    if not (_is_worker() and pid.isdecimal() and file_number.isdecimal()):
+        return None
+    path = f"/proc/{pid}/fd/{file_number}"
     try:
         if not os.readlink(path).startswith(f"/memfd:{FILE}"):  # (to open another file may have effects)
             return None

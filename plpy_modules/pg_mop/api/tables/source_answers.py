@@ -112,7 +112,7 @@ def mop_predict_into(
         if name in ("prediction", "probability", "probabilities"):
             raise MopError(f'keep: column "{name}" has the name of a column of answers', hint="Rename it in a view.")
     with without_nul(db, named.json_columns):
-        blocks = Blocks.of(db, reader, named) if named.net(db) is not None else None
+        blocks = Blocks.of(db, reader, named, kept_columns) if named.net(db) is not None else None
         if blocks is not None:
             count, unseen = block_answers.write(db, named, reader, blocks, table, kept_columns)
             reader.tell_missing()
