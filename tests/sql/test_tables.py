@@ -232,6 +232,26 @@ def test_rows_that_say_nothing_or_are_ambiguous_are_errors(shop, source, fragmen
         assert fragment in str(shop.error(f"SELECT p.* FROM ({source}) t, mop_predict('order_model', t) AS p"))
 
 
+@pytest.mark.parametrize(
+    "row, fragment",
+    [
+        ('{"a": ["price", "size", "placed", "vec"]}', "the rows have none of the columns"),
+        ('{"a": {"price": 1, "vec": [1, 2]}}', "the rows have none of the columns"),
+        ('{"price" : 1, "a": {"vec": [1, 2]}}', 'column "vec" is missing'),
+    ],
+)
+def test_texts_and_fields_in_json_are_no_columns(shop, row, fragment):
+    for prepared in ('{"vec": [1, 2], "price": 1}', None):  # without and with a kept plan
+        assert fragment in str(shop.error("SELECT mop_class('order_model', %s::json)", [row]))
+        if prepared:
+            shop.run("SELECT mop_class('order_model', %s::json)", [prepared])
+
+
+def test_a_deep_value_of_no_column_hinders_nothing(shop):
+    row = '{"vec" : [1, 2], "a": ' + "[" * 1500 + "]" * 1500 + "}"
+    assert shop.value("SELECT mop_class('order_model', %s::json)", [row]) is not None
+
+
 def test_no_hint_drops_a_model(shop):
     error = shop.error("SELECT mop_predict_into('order_model', 'orders', 'order_model')")
     assert "already exists" in str(error) and "DROP" not in str(error.diag.message_hint)

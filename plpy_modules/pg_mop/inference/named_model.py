@@ -225,24 +225,28 @@ class NamedModel(RowInputs, Model):
                 raise has_nul([name])
         return NUL.sub(r"\1\\ufffd", row)
 
-    def has_columns(self, row: str, quantity: Callable[[Iterator[bool]], bool] = all) -> bool:
-        """Whether a JSON row seems to have all columns of training, or any; where it does not, it has not."""
-        return quantity(name in row for name in self._json_names)
+    def lacking(self, row: str) -> list[str]:
+        """The columns of training that a JSON row lacks."""
+        keys = self._json_keys
+        if row.count("{") == 1 and all(key in row for key in keys.values()):
+            return []
+        try:
+            columns = json.loads(row)
+        except RecursionError:  # of a value in the depth of others: each text that is a name is taken for one
+            columns = {name for name, key in keys.items() if key.removesuffix(":") in row}
+        return [name for name in keys if name not in columns]
 
     @functools.cached_property
-    def _json_names(self) -> list[str]:
-        """The columns of training as PostgreSQL writes them in JSON."""
-        return [json.dumps(name, ensure_ascii=False) for name in self.types()]
+    def _json_keys(self) -> dict[str, str]:
+        """{column of training: its key in JSON as PostgreSQL writes it}: no text within JSON has such a part."""
+        return {name: json.dumps(name, ensure_ascii=False) + ":" for name in self.types()}
 
     def tell_lacking(self, db: Database, row: str, statement: int | None) -> None:
         """Tell the caller once a statement which columns of training a JSON row lacks. Raises MopError where it cannot be read
         without them."""
-        if self.has_columns(row):
-            return
-        columns = json.loads(row)
-        missing = [name for name in self.types() if name not in columns]
+        missing = self.lacking(row)
         check_missing(self, missing)
-        if self.lacked_at is None or self.lacked_at != statement:
+        if missing and (self.lacked_at is None or self.lacked_at != statement):
             self.lacked_at = statement
             tell_missing(db, missing)
 

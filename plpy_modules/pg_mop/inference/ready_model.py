@@ -71,7 +71,8 @@ class ReadyModel:
         has another type, or the session is to be told of a value."""
         model = self.model
         unseen: dict[str, list[str]] = {}
-        if not model.has_columns(row) and (model.lacked_at != self._statement or not model.has_columns(row, any)):
+        lacking = model.lacking(row)
+        if lacking and (model.lacked_at != self._statement or len(lacking) == len(model.types())):
             return None
         try:
             rows = plpy.execute(self._row, [model.without_nul(row)])
