@@ -269,6 +269,16 @@ def test_arrays_of_large_or_small_numbers_are_scaled(shop, factor, size):
     shop.run("DROP TABLE sized, sized_summary")
 
 
+@pytest.mark.parametrize("element", ["1e-200::float8", "1e-50::float8", "1e400::numeric", "'NaN'::float8"])
+def test_an_element_beyond_real_is_told_as_such(shop, element):
+    error = shop.error(
+        f"SELECT mop_pack('SELECT ARRAY[{element}] AS v, label FROM orders', 'sized', target => 'label')".replace(
+            "'NaN'", "''NaN''"
+        )
+    )
+    assert 'column "v" has NaN, an infinity or a number beyond type real' in str(error)
+
+
 def test_answers_in_a_view_a_function_a_trigger_and_a_read_only_transaction(shop):
     shop.run(
         "CREATE VIEW answered AS SELECT t.id, p.prediction FROM orders t, madlib.mop_predict('order_model', t) AS p "

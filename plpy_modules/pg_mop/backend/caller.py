@@ -267,7 +267,9 @@ class CallerSession:
     @contextmanager
     def local_settings(self, settings: Mapping[str, str]) -> Iterator[None]:
         """Give settings of PostgreSQL, or new ones, other values until the block ends."""
-        before = {name: self.value("SELECT pg_catalog.current_setting($1, true)", ["text"], [name]) for name in settings}
+        before = {
+            name: self.value("SELECT pg_catalog.current_setting($1, true)", ["text"], [name]) for name in settings
+        }
         self._set_local(settings)
         try:
             yield

@@ -15,8 +15,8 @@ from pg_mop.columns.numbers import Numbers
 if TYPE_CHECKING:
     import numpy
 
-ROWS = 1000  # whose elements are measured
-MOST = 1e30  # of an element that is measured
+ROWS, ELEMENTS = 1000, 1_000_000  # that are measured
+LEAST, MOST = 1e-30, 1e30  # of an element that is measured; smaller ones count as 0
 SMALL, LARGE = 0.3, 3.0  # sizes of elements that stay as they are
 
 
@@ -97,11 +97,18 @@ class Scale(Numbers):
 def magnitude(source: SourceColumn) -> float:
     """The root mean square of the elements, of the first rows, to two digits; 1 where it is near 1: nets learn badly from
     elements that are far larger or smaller."""
-    elements = f"unnest({quote_identifier(source.name)}::double precision[])"
-    size = source.db.value(
-        f"SELECT sqrt(avg(v * v)) FROM (SELECT {elements} AS v FROM (SELECT * FROM {source.table} LIMIT {ROWS}) r) e "
-        f"WHERE abs(v) <= {MOST}"
+    name = quote_identifier(source.name)
+    # (small ones would underflow)
+    sql = (
+        f"SELECT sqrt(avg(CASE WHEN abs(v) < {LEAST} THEN 0 ELSE v * v END)) FROM (SELECT unnest({name}::double precision[]) "
+        f"AS v FROM (SELECT {name} FROM {source.table} LIMIT {ROWS}) r LIMIT {ELEMENTS}) e WHERE abs(v) <= {MOST}"
     )
+    try:
+        size = source.db.value(sql)
+    except source.db.plpy.SPIError as error:
+        if error.sqlstate != "22003":
+            raise
+        return 1.0  # a number beyond the type, of which packing will tell
     if not size or not SMALL <= size <= LARGE:
         return float(f"{size:.2g}") if size else 1.0
     return 1.0
