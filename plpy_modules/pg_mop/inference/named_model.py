@@ -27,11 +27,13 @@ from pg_mop.columns import Column, transform_from_json
 from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.conversion import UTC, as_trained, family, json_type, null_sql
 from pg_mop.columns.one_hot import free_name
-from pg_mop.inference import forward
+from pg_mop.inference import forward, trees
 from pg_mop.inference.custom_code import CustomCode
+from pg_mop.inference.ensemble import Mixture
 from pg_mop.inference.model import Model
 from pg_mop.inference.model_parts import part_query
 from pg_mop.inference.row_inputs import RowInputs
+from pg_mop.inference.tree_inputs import TreeInputs
 from pg_mop.inference.version_rows import IS_MODEL, TYPES, SharedRows, VersionRows
 from pg_mop.packing.row_source import in_brackets, is_query
 
@@ -52,17 +54,21 @@ _kept: dict[tuple[int, int | None, bool], NamedModel] = {}
 
 
 class NamedModel(RowInputs, Model):
-    """A version of a named model. `key` changes when its row does; `kind`: classification or regression."""
+    """A version of a named model. `key` changes when its row does; `kind`: classification or regression.
+
+    `mixture`: of a version with boosted trees; what the class has of a net is of the mixture's, if it has one."""
 
     version: int
     key: tuple[str, str]
     rows: VersionRows  # how they are read
     weight_bytes: int
+    mixture: Mixture | None
     code: CustomCode | None  # that its architecture needs
     place_query: str  # SQL: where the row of the version in use is, or of the version that was asked for
     told: set[str]  # columns of whose unseen values the session has been told
     _digest: str | None = None
-    _net: forward.Net | None = None  # once it has answered in this process
+    _net: Computer | None = None  # once it has answered in this process
+    _trees: list[tuple[float, trees.Trees]] | None = None  # share and trees of each text, once they have been read
     _needs_trainer = False  # True once it is known that a trainer must compute the net
 
     @classmethod
@@ -107,8 +113,13 @@ class NamedModel(RowInputs, Model):
         with _reading(what):
             self.transform = transform_from_json(json.loads(row["transform"]))
             outputs = len(self.transform.outputs)
+            self.mixture = Mixture.read(row["arch"], row["bytes"])
         self.code = CustomCode.of_details(row["details"], what)
-        self._read_architecture(row["arch"], None, outputs, what, self.code.digests if self.code is not None else None)
+        digests = self.code.digests if self.code is not None else None
+        if self.mixture is None:
+            self._read_architecture(row["arch"], None, outputs, what, digests)
+        else:
+            self._read_mixture(self.mixture, outputs, what, digests)
         if self.code is not None:
             self.objects = self.code.read(db, what)
         with _reading(what):
@@ -117,6 +128,20 @@ class NamedModel(RowInputs, Model):
             self.wires_sql()
             self.output.labels(1)
             assert self.chunk_rows > 0
+
+    def _read_mixture(self, mixture: Mixture, outputs: int, what: str, digests: Mapping[str, str] | None) -> None:
+        """Take the net of a mixture for the version's own."""
+        with _reading(what):
+            if self.source.reference is not None:
+                raise ValueError("weights in parts")
+            self._tree_inputs = TreeInputs(self.transform.inputs)
+        self._whole, self.weight_bytes = self.source, mixture.net_bytes
+        self.source = weights.PartOf("", what, whole=self._whole, size=mixture.net_bytes)
+        if mixture.net is not None:
+            self._read_architecture(mixture.net, None, outputs, what, digests)
+            return
+        self.architecture_text, self.architecture, self.weights, self.what = "", {}, None, what
+        self.input_shapes, self.outputs = [list(column.shape) for column in self.transform.inputs], [None] * outputs
 
     def _check_inputs(self) -> None:
         """Raises ValueError where the columns of the transform are not the inputs of the net."""
@@ -148,6 +173,17 @@ class NamedModel(RowInputs, Model):
                 hint=f"Predict with the model table: SELECT {db.extension}.madlib_keras_predict(...);",
             )
 
+    def check_without_trees(self, db: Database) -> None:
+        """Raises MopError where boosted trees are members: Keras has no layer for them."""
+        if self.mixture is not None:
+            share = sum(share for share, _ in self.mixture.trees)
+            raise MopError(
+                f"{self.what} has boosted trees: no .keras file can hold them",
+                detail=f"They have {share:.3g} of the answer.",
+                hint=f"SELECT {db.extension}.mop_train(..., families => 'nets'); trains a model of nets alone.",
+                sqlstate="0A000",
+            )
+
     def digest(self, db: Database) -> str:
         """A digest of all that decides the net's outputs: its architecture, code and weights."""
         if self._digest is None:
@@ -159,9 +195,14 @@ class NamedModel(RowInputs, Model):
             self._digest = made.hexdigest()
         return self._digest
 
-    def net(self, db: Database) -> forward.Net | None:
+    def net(self, db: Database) -> Computer | None:
         """The net for this process; None where a trainer must compute it: it has other layers, code, or many weights, or its
-        columns need a trainer."""
+        columns need a trainer. The version's trees are read, too: `outputs_of` needs them. Raises MopError."""
+        if self.mixture is not None and self._trees is None:
+            self._trees = self._read_trees(db, self.mixture)
+            if self.mixture.net is None:
+                width = self._trees[0][1].width
+                self._net, self.outputs, self.steps = lambda arrays: [np.zeros((len(arrays[0]), width))], [width], [[]]
         if self._net is None and not self._needs_trainer:
             is_whole = self.code is None and self.source.reference is None
             if is_whole and obstacle(self.inputs, self.architecture_text, self.weight_bytes) is None:
@@ -169,6 +210,18 @@ class NamedModel(RowInputs, Model):
                 self._net, self.outputs, self.steps = net, [net.shapes[0][0]], [[]]
             self._needs_trainer = self._net is None
         return self._net
+
+    def _read_trees(self, db: Database, mixture: Mixture) -> list[tuple[float, trees.Trees]]:
+        with _reading(self.what):
+            width = 1 if self.regression else len(self.output.classes or ())
+            whole = memoryview(self._whole.read(db))
+            found = [
+                (share, trees.read(whole[first : first + size], self._tree_inputs.width))
+                for share, first, size in mixture.places()
+            ]
+            if any(own.width != width for _, own in found):
+                raise ValueError(f"trees do not have {width} outputs")
+        return found
 
     # --- rows ---
 
@@ -250,11 +303,20 @@ class NamedModel(RowInputs, Model):
         return arrays
 
     def outputs_of(self, computer: Computer, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The net's outputs [rows, units] in the target's terms: probabilities of classes, or numbers. `computer`: of this
-        model."""
-        (numbers,) = computer(arrays)
+        """The outputs [rows, units] of all members in the target's terms: probabilities of classes, or numbers. `computer`: of
+        this model; it computes the net."""
+        (found,) = computer(arrays)
+        numbers = found.astype("f8")
         with _reading(self.what):
-            _, decoded = self.output.decode(numbers.astype("f8"))
+            if self._trees:
+                assert self.mixture is not None
+                if numbers.shape[1] < self._trees[0][1].width == 2:  # one unit: the probability of the second class
+                    numbers = np.concatenate([1 - numbers, numbers], 1)
+                numbers *= self.mixture.net_weight
+                elements = self._tree_inputs.elements(arrays)
+                for share, own in self._trees:
+                    numbers += share * own(elements)
+            _, decoded = self.output.decode(numbers)
         return decoded
 
     def answers(self, computer: Computer, rows: Sequence[Any], unseen: dict[str, list[str]]) -> list[Answer]:
@@ -315,7 +377,11 @@ def computed_by(row: Mapping[str, Any]) -> str:
         if CustomCode.of_details(row["details"], "") is not None:
             return "trainer: custom code"
         inputs = transform_from_json(json.loads(row["transform"])).inputs
-        reason = obstacle(inputs, row["arch"], row["bytes"])
+        mixture = Mixture.read(row["arch"], row["bytes"])
+        if mixture is None:
+            reason = obstacle(inputs, row["arch"], row["bytes"])
+        else:
+            reason = None if mixture.net is None else obstacle(inputs, mixture.net, mixture.net_bytes)
     except (MopError, LookupError, TypeError, ValueError, AttributeError):
         reason = "it cannot be read"
     return "backend" if reason is None else f"trainer: {reason}"
