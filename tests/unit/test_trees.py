@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from mop_udf.architecture.architecture import ArchitectureError, check
 from pg_mop.columns import Features, Series
 from pg_mop.columns.features.category import CodedCategory, OneHotCategory
 from pg_mop.columns.features.number import Number
@@ -203,6 +204,8 @@ def test_a_changed_mixture_is_refused(changed):
     mixture = Mixture('{"class_name": "Sequential"}', 0.25, 8, ((0.75, 6),))
     text = mixture.to_json()
     assert Mixture.read(text, 14) == mixture and mixture.places() == [(0.75, 8, 6)]
+    with pytest.raises(ArchitectureError):  # no reader takes it for a net
+        check(text)
     data = json.loads(text)
     data["config"] |= changed
     with pytest.raises(ValueError):

@@ -14,7 +14,6 @@ answers are added in `NamedModel.outputs_of`; whoever takes the architecture for
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -183,7 +182,7 @@ class Mixture:
 
 
 def _share(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and 0 <= value <= 1):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1 + TIE:
         raise ValueError("a member's weight is no number from 0 to 1")
     return float(value)
 
