@@ -1,4 +1,4 @@
-"""Boosted trees by LightGBM, where it is installed (make install WITH=boosting): trials with early stopping, searched within a
+"""Boosted trees by LightGBM, where it is installed: trials with early stopping, searched within a
 given time. Runs in the trainer.
 
 A trial's result is LightGBM's text, which the backend reads by a reader of its own (pg_mop/inference/trees.py).

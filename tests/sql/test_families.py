@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-pytest.importorskip("lightgbm", reason="not run: LightGBM is not installed (make install WITH=boosting)")
+pytest.importorskip("lightgbm", reason="not run: LightGBM is not installed (pip install lightgbm)")
 ROWS = 600
 
 

@@ -12,7 +12,7 @@ from mop_udf.training import boosting
 from mop_udf.training.trainer_server import TrainerServer
 from pg_mop.inference import trees
 
-pytest.importorskip("lightgbm", reason="not run: LightGBM is not installed (make install WITH=boosting)")
+pytest.importorskip("lightgbm", reason="not run: LightGBM is not installed (pip install lightgbm)")
 
 RANDOM = np.random.default_rng(4)
 X = RANDOM.normal(size=(400, 4)).astype("f4")

@@ -133,7 +133,7 @@ def test_every_end_of_a_text_is_refused():
 @pytest.mark.parametrize("objective, classes", [("binary", 1), ("regression", 1), ("multiclass", 3)])
 @pytest.mark.parametrize("missing", ["nan", "zero", "none"])
 def test_answers_are_those_of_lightgbm(objective, classes, missing):
-    lightgbm = pytest.importorskip("lightgbm", reason="not run: LightGBM is not installed (make install WITH=boosting)")
+    lightgbm = pytest.importorskip("lightgbm", reason="not run: LightGBM is not installed (pip install lightgbm)")
     random = np.random.default_rng(3)
     x = random.normal(size=(1500, 5)).astype("f4")
     x[:, 3], x[:, 4] = random.integers(0, 70, 1500), random.integers(0, 5, 1500)

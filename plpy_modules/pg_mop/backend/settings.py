@@ -62,15 +62,15 @@ def check_installed(backend: str) -> None:
     other = next((name for name in BACKENDS if is_installed(name)), None)
     raise MopError(
         f'pg_mop.keras_backend is "{backend}", but {BACKENDS[backend]} is not installed on this server',
-        hint=f"On this server: {to_install(install, package)}"
+        hint=f"On this server: {to_install(package, install)}"
         + (f"; or SET pg_mop.keras_backend = '{other}';" if other else "."),
         sqlstate="58000",
     )
 
 
-def to_install(argument: str, package: str) -> str:
+def to_install(package: str, argument: str = "") -> str:
     """The commands that install a package on this server; `argument`: of make install."""
-    return f"sudo make install {argument}, or sudo {_home()}/bin/pip install {package}"
+    return f"sudo make install{argument and ' '}{argument}, or sudo {_home()}/bin/pip install {package}"
 
 
 def runnable_threads() -> int:
@@ -125,7 +125,7 @@ def check_scheduler(name: str) -> None:
     if name == "milp" and not is_installed("scipy"):
         raise MopError(
             'pg_mop.scheduler is "milp", but SciPy is not installed on this server',
-            hint=f"On this server: {to_install('WITH=milp', 'scipy')}; or SET pg_mop.scheduler = 'monte-carlo';",
+            hint=f"On this server: {to_install('scipy', 'WITH=milp')}; or SET pg_mop.scheduler = 'monte-carlo';",
             sqlstate="58000",
         )
 

@@ -52,7 +52,7 @@ def check_installed() -> None:
     if not settings.is_installed(PACKAGE):
         raise MopError(
             "boosting needs LightGBM, which is not installed on this server",
-            hint=f"On this server: {settings.to_install('WITH=boosting', PACKAGE)}; or families => '{NETS}'.",
+            hint=f"On this server: {settings.to_install(PACKAGE)}; or families => '{NETS}'.",
             sqlstate="58000",
         )
 

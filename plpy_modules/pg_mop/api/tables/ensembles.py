@@ -43,7 +43,7 @@ Computer = Callable[[Sequence["np.ndarray"]], "np.ndarray"]  # inputs [rows, ...
 @dataclass
 class Member:
     """A net, the `model` with the number `key` of the model table, without its weights; or boosted trees, the trial `key` with
-    its `text`. `size`: bytes of the weights, or of the text; `info`: what the version's details have of it; `weight`: its share of
+    its `text`. `size`: bytes of the weights, or of the text; `info`: for the version's details; `weight`: its share of
     the answer."""
 
     key: int
