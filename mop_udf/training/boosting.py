@@ -18,7 +18,7 @@ import numpy as np
 
 MOST_TRIALS, LEAST_TRIALS = 60, 8
 VALID_ROWS_PER_TRIAL = 5  # with few validation rows, the best of many trials is the luckiest
-LEAST_SECONDS = 0.1  # of the first trial
+LEAST_SECONDS = 0.5  # of the first trial
 VAIN = 20  # trials without a better one, after which the search ends
 BETTER = 1e-4  # share by which a better loss is lower
 ROUNDS = 2000
@@ -26,6 +26,7 @@ SMALL, SMALL_ROUNDS = 1000, 300  # training rows of a small table, and the round
 MOST_LEAVES = 60_000  # of a trial: each session that answers reads their text
 RANDOM = 6  # trials after the first that are drawn at random; later ones vary a good trial
 PARENTS, STEP = 3, 0.15  # the best trials that are varied; the deviation of a step, in the unit cube
+MANY, WIDE = 20_000, 100  # rows of a large table; elements of a wide one
 CELLS_PER_THREAD = 200_000  # elements: for fewer, threads cost more than they bring
 NOT_USED = (
     "sklearn",
@@ -96,12 +97,13 @@ def search(
     at `until` (of time.monotonic, which all processes of a machine share), or when nothing gets better.
     """
     searching = _Search(imported(), train, valid, codes, classes, max(1, threads), seed)
-    seconds = max(LEAST_SECONDS, until - time.monotonic())
+    until = max(until, time.monotonic() + LEAST_SECONDS)
+    seconds = until - time.monotonic()
     most = min(MOST_TRIALS, max(LEAST_TRIALS, len(valid.inputs) // VALID_ROWS_PER_TRIAL))
     trials: list[Trial] = []
     best, vain = math.inf, 0
     while len(trials) < most and vain < VAIN:
-        left = max(LEAST_SECONDS, until - time.monotonic()) if not trials else until - time.monotonic()
+        left = until - time.monotonic()
         if trials and left < max(0.02, trials[0].seconds / 4):
             break
         place = searching.next_place(trials, seconds)
@@ -162,7 +164,8 @@ class _Search:
             "num_threads": threads,
             "seed": seed % (1 << 31),
             "deterministic": True,
-            "force_row_wise": True,
+            "force_col_wise" if train.inputs.shape[1] > WIDE else "force_row_wise": True,
+            "max_bin": 127 if self._rows < MANY else 255,
             "bagging_freq": 1,
             "feature_pre_filter": False,  # (trials differ in min_data_in_leaf)
             **({"num_class": classes} if classes > 2 else {}),

@@ -1,9 +1,14 @@
 """Versions whose answer is a mean of nets and boosted trees."""
 
 import json
+import pathlib
 
 import numpy as np
+import psycopg2
 import pytest
+
+from support.client import Calling
+from support.cluster import eventually
 
 pytest.importorskip("lightgbm", reason="not run: LightGBM is not installed (pip install lightgbm)")
 ROWS = 600
@@ -140,7 +145,7 @@ TRAIN = "SELECT mop_train('fields', '{}', target => '{}', exclude => 'id', time_
 
 
 def test_mop_train_trains_both_and_says_what_the_answer_is_made_of(fields):
-    report = fields.value(TRAIN.format("duo", "wet", ", layers => 'linear', keep => true"))
+    report = fields.value(TRAIN.format("duo", "wet", ", layers => 'linear', max_trials => 2, keep => true"))
     assert "of boosting in" in report and "of nets in" in report
     call = next(line for line in report.splitlines() if "mop_ensemble(" in line)
     assert "boosted_on =>" in call and fields.value(call.strip()) == 2  # by hand
@@ -182,3 +187,29 @@ def test_where_trees_cannot_be_trained_nets_answer_alone(fields):
     assert not any("nets answer alone" in notice for notice in fields.connection.notices)
     fields.run(call.format("told", "'nets, boosting'"))
     assert any("nets answer alone" in notice and "texts" in notice for notice in fields.connection.notices)
+
+
+def test_a_cancel_ends_the_search_of_trees_at_once(fields):
+    rows = "SELECT i AS id, i % 997 AS a, sin(i) AS b, cos(i * 7) AS y FROM generate_series(1, 30000) i"
+    fields.run(f"CREATE TABLE large AS {rows}")
+    for part, more in (("packed", "target => 'y', exclude => 'id'"), ("checked", "fitted_on => 'large_packed'")):
+        fields.run(f"SELECT mop_pack('large', 'large_{part}', {more})")
+    call = "SELECT madlib.mop_ensemble(NULL, 'large_checked', 'felled', boosted_on => 'large_packed', time_limit => '9 min')"
+    other = fields.another()
+    calling = Calling(other, call)
+    assert eventually(lambda: any(map(is_boosting, trainers_of(fields))))
+    fields.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
+    assert isinstance(calling.end(), psycopg2.errors.QueryCanceled)
+    assert eventually(lambda: not any(map(is_boosting, trainers_of(fields))))
+    other.close()
+
+
+def trainers_of(db):
+    return [row["pid"] for row in db.run("SELECT pid FROM madlib.mop_trainers WHERE state = 'leased'")]
+
+
+def is_boosting(pid):
+    try:
+        return "lightgbm" in pathlib.Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False

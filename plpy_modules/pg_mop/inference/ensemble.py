@@ -28,6 +28,7 @@ TIE = 1e-6  # losses that differ by a smaller share are equal
 LEAST = 1e-7  # of a probability in a logarithm, as in Keras
 NAME = "ensemble"  # of its net
 MIXTURE, MODULE = "Mixture", "pg_mop"  # class and module of the architecture of a net and trees
+MOST_TREE_BYTES = 64 << 20  # of all texts of a version
 IS_MIXTURE = re.compile(r'"module"\s*:\s*"pg_mop"')
 Loss = Callable[["np.ndarray"], "np.ndarray"]  # answers [..., rows] -> their mean loss [...]
 
@@ -171,6 +172,8 @@ class Mixture:
         trees = tuple((_share(one["weight"]), _bytes(one["bytes"])) for one in config["trees"])
         if not 1 <= len(trees) <= STEPS or net_bytes + sum(count for _, count in trees) != size:
             raise ValueError("the bytes of its members are not those of the version")
+        if sum(count for _, count in trees) > MOST_TREE_BYTES:
+            raise ValueError(f"its trees have more than {MOST_TREE_BYTES >> 20} MB")
         if net is None and (own or net_bytes):
             raise ValueError("it has weights without a net")
         return cls(None if net is None else json.dumps(net), own, net_bytes, trees)

@@ -46,6 +46,7 @@ IS_SAFE = (
 )
 MOST_ELEMENTS = 1 << 26  # of a row of an input
 NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # the character U+0000 in JSON
+MOST_STEPS = 20_000_000  # nodes of trees that the rows of a chunk pass: part of a second
 KEPT = 8  # models that a session keeps
 # of a row: a class with its probability and those of all classes (JSON), or a number
 Answer = tuple[str | None, float | None, str | None]
@@ -222,6 +223,12 @@ class NamedModel(RowInputs, Model):
             if any(own.width != width for _, own in found):
                 raise ValueError(f"trees do not have {width} outputs")
         return found
+
+    @property
+    def chunk_rows(self) -> int:
+        """How many rows are read at a time: a cancel is heard between two chunks."""
+        steps = sum(own.steps for _, own in self._trees or ())
+        return max(1, min(super().chunk_rows, MOST_STEPS // max(1, steps)))
 
     # --- rows ---
 

@@ -1,4 +1,4 @@
-"""The elements that boosted trees take of a packed row: those of nets, but a category is one code, and no value is NaN.
+"""The elements that boosted trees take of a packed row: those of nets, but a category is one code, and NULL is NaN.
 
 So one encoding answers for nets and for trees. A net needs a category as one-hot elements, or as a code within the table of all
 columns' codes; and NULL as the mean with an indicator beside it. Trees split codes into sets, and send NaN where it is best.
@@ -7,7 +7,6 @@ columns' codes; and NULL as the mean with an indicator beside it. Trees split co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from pg_mop.backend.arrays import np
 from pg_mop.columns import Column
@@ -16,16 +15,49 @@ from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.number import Scaled
 
 
-@dataclass
 class _Input:
-    """Of one packed column: the places of its elements that are taken; of these (by number) those with an indicator, and its
-    place; the offset of each code, 0 for other elements; and the places of one-hot categories."""
+    """The elements of one packed column."""
 
-    places: list[int] = field(default_factory=list)
-    indicated: list[int] = field(default_factory=list)
-    indicators: list[int] = field(default_factory=list)
-    offsets: list[float] = field(default_factory=list)
-    one_hot: list[slice] = field(default_factory=list)
+    def __init__(self, column: Column) -> None:
+        places: list[int] = []  # of numbers and codes
+        offsets: list[float] = []  # of codes, 0 for numbers
+        indicated: list[int] = []  # of these, by number, those with an indicator, and its place
+        indicators: list[int] = []
+        one_hot: list[int] = []  # places of all one-hot elements, with the code that each stands for
+        numbers: list[float] = []
+        firsts: list[int] = []  # of these, by number, the first of each category
+        self.codes: list[int] = []  # the elements that are codes
+        for feature, (_, place) in zip(column.features, column.places(), strict=True):
+            own = list(range(place.start, place.stop))
+            if isinstance(feature, Category) and not isinstance(feature, CodedCategory):
+                firsts.append(len(one_hot))
+                one_hot += own
+                numbers += map(float, range(len(own)))
+                continue
+            if isinstance(feature, CodedCategory):
+                self.codes.append(len(places))
+            elif isinstance(feature, Scaled) and feature.parameters["indicator"]:
+                indicated.append(len(places))
+                indicators.append(own.pop())
+            places += own
+            offsets += [float(feature.offset if isinstance(feature, CodedCategory) else 0)] * len(own)
+        self.codes += range(len(places), len(places) + len(firsts))
+        self.width = len(places) + len(firsts)
+        self._places, self._offsets = np.array(places, "i8"), np.array(offsets, "<f4")
+        self._indicated, self._indicators = np.array(indicated, "i8"), np.array(indicators, "i8")
+        self._one_hot, self._numbers, self._firsts = np.array(one_hot, "i8"), np.array(numbers, "<f4"), firsts
+
+    def elements(self, array: np.ndarray) -> np.ndarray:
+        found = array.take(self._places, 1) - self._offsets
+        if len(self._indicated):
+            is_null = array.take(self._indicators, 1) != 0
+            found[:, self._indicated] = np.where(is_null, np.float32(np.nan), found[:, self._indicated])
+        if not self._firsts:
+            return found
+        # one element of each category is 1
+        return np.concatenate(
+            [found, np.add.reduceat(array.take(self._one_hot, 1) * self._numbers, self._firsts, 1)], 1
+        )
 
 
 class TreeInputs:
@@ -35,29 +67,12 @@ class TreeInputs:
         """Raises ValueError where `are_possible` is false."""
         if not self.are_possible(columns):
             raise ValueError("trees take numbers and categories alone")
-        self._inputs: list[_Input] = []
+        self._inputs = [_Input(column) for column in columns]
         self.codes: list[int] = []
         self.width = 0
-        for column in columns:
-            own = _Input()
-            for feature, (_, place) in zip(column.features, column.places(), strict=True):
-                if isinstance(feature, Category) and not isinstance(feature, CodedCategory):
-                    own.one_hot.append(place)
-                    continue
-                if isinstance(feature, Scaled):
-                    if feature.parameters["indicator"]:
-                        own.indicated.append(len(own.places))
-                        own.indicators.append(place.start + 1)
-                    place = slice(place.start, place.start + 1)
-                elif isinstance(feature, CodedCategory):
-                    self.codes.append(self.width + len(own.places))
-                places = range(place.start, place.stop)
-                own.places += places
-                own.offsets += [float(feature.offset if isinstance(feature, CodedCategory) else 0)] * len(places)
-            self.width += len(own.places)
-            self.codes += range(self.width, self.width + len(own.one_hot))
-            self.width += len(own.one_hot)
-            self._inputs.append(own)
+        for own in self._inputs:
+            self.codes += [self.width + code for code in own.codes]
+            self.width += own.width
 
     @staticmethod
     def are_possible(columns: Sequence[Column]) -> bool:
@@ -66,15 +81,4 @@ class TreeInputs:
 
     def elements(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The elements [rows, width], float32. `arrays`: of each packed column."""
-        found = np.empty((len(arrays[0]), self.width), "<f4")
-        at = 0
-        for own, array in zip(self._inputs, arrays, strict=True):
-            values = array[:, own.places] - np.array(own.offsets, "<f4")
-            if own.indicated:
-                values[:, own.indicated] = np.where(array[:, own.indicators] != 0, np.nan, values[:, own.indicated])
-            found[:, at : at + len(own.places)] = values
-            at += len(own.places)
-            for place in own.one_hot:
-                found[:, at] = array[:, place].argmax(1)
-                at += 1
-        return found
+        return np.concatenate([own.elements(array) for own, array in zip(self._inputs, arrays, strict=True)], 1)

@@ -18,7 +18,7 @@ from pg_mop.backend.arrays import np
 
 VERSION = "v4"
 MOST_BYTES = 32 << 20  # of a text
-MOST_LEAVES, MOST_TREES = 1 << 20, 1 << 18  # of a text
+MOST_LEAVES, MOST_TREES = 1 << 17, 20_000  # of a text
 MOST_LEAVES_OF_TREE = 1024
 MOST_WIDTH, MOST_FEATURES = 10_000, 1 << 20
 MOST_CATEGORY = 1 << 20  # the largest category code
@@ -71,6 +71,11 @@ class Trees:
         scores = np.concatenate(blocks) if blocks else np.zeros((0, self._per_round))
         with np.errstate(all="ignore"):
             return self._link(scores)
+
+    @property
+    def steps(self) -> int:
+        """How many nodes are looked at for a row."""
+        return len(self._roots) * self._levels
 
     def _scores(self, inputs: np.ndarray) -> np.ndarray:
         """The scores [rows, trees of a round]."""

@@ -35,7 +35,7 @@ REMARK = "a step of mop_train: its end, or the next call, drops it"  # the comme
 RESERVED = 0.05  # of the time limit, for measuring the winner
 FOR_BASELINES = 0.1  # of the time limit, for training these
 FOR_ENSEMBLE = 0.03  # of the time limit, for the answers that choose the members
-FOR_BOOSTING = 0.3  # of what is left of the time limit for training, where nets are trained, too
+FOR_BOOSTING = 0.35  # of what is left of the time limit for training, where nets are trained, too
 LEAST_SECONDS = 0.5  # of training: of the search, of boosting, and of baselines
 STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
 MOST_DRAWN = 100_000  # rows that the interval of R2 is drawn from
@@ -783,7 +783,9 @@ def _of_trials(details: dict[str, Any]) -> str:
     """How many models have been tried, and how long."""
     found = []
     if "boosting" in details:
-        found.append(f"{len(details['boosting']['trials'])} of boosting in {details['boosting']['seconds']:.0f} s")
+        own, rows = details["boosting"], details["rows"]["train"]
+        part = f" on {own['rows']} of the rows" if own["rows"] < rows else ""
+        found.append(f"{len(own['trials'])} of boosting{part} in {own['seconds']:.0f} s")
     if details["trials"]:
         found.append(f"{details['trials']} of nets in {details['seconds']['search']:.0f} s")
     return ", ".join(found)
