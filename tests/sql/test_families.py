@@ -153,6 +153,12 @@ def test_mop_train_trains_both_and_says_what_the_answer_is_made_of(fields):
     assert "version 3" in report.lower()
     details = fields.value("SELECT details FROM duo WHERE version = 3")
     assert all({"params", "rounds", "loss", "ended"} <= set(one) for one in details["boosting"]["trials"])
+    fields.run(
+        "UPDATE duo SET model_arch = g.model_arch, model_weights = g.model_weights FROM grown g WHERE g.version = 3"
+    )
+    hint = fields.error("SELECT mop_export_model('duo', 3)").diag.message_hint
+    fields.run(hint.partition(";")[0])
+    assert len(fields.value("SELECT mop_export_model('duo_of_nets', 1)")) > 1000
 
 
 def test_trees_alone_answer_for_numbers(fields):

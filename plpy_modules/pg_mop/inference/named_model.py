@@ -176,14 +176,22 @@ class NamedModel(RowInputs, Model):
 
     def check_without_trees(self, db: Database) -> None:
         """Raises MopError where boosted trees are members: Keras has no layer for them."""
-        if self.mixture is not None:
-            share = sum(share for share, _ in self.mixture.trees)
-            raise MopError(
-                f"{self.what} has boosted trees: no .keras file can hold them",
-                detail=f"They have {share:.3g} of the answer.",
-                hint=f"SELECT {db.extension}.mop_train(..., families => 'nets'); trains a model of nets alone.",
-                sqlstate="0A000",
-            )
+        if self.mixture is None:
+            return
+        row = db.one(f"SELECT details->'arguments' AS arguments FROM {self.table} WHERE version = {self.version}")
+        arguments = json.loads(row["arguments"]) if row is not None and row["arguments"] else None
+        source, more = "your_table", f"target => {quote_literal(quote_identifier(self.target))}"
+        if isinstance(arguments, dict):  # of mop_train
+            source = str(arguments.pop("source", source))
+            given = {name: value for name, value in arguments.items() if name not in ("name", "families", "keep")}
+            more = ", ".join(f"{quote_identifier(name)} => {quote_literal(value)}" for name, value in given.items())
+        call = f"{quote_literal(source)}, {quote_literal(self.table.name + '_of_nets')}, {more}, families => 'nets'"
+        raise MopError(
+            f"{self.what} has boosted trees: no .keras file can hold them",
+            detail=f"They have {sum(share for share, _ in self.mixture.trees):.3g} of the answer.",
+            hint=f"SELECT {db.extension}.mop_train({call}); trains a model of nets alone.",
+            sqlstate="0A000",
+        )
 
     def digest(self, db: Database) -> str:
         """A digest of all that decides the net's outputs: its architecture, code and weights."""
