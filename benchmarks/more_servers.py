@@ -1,4 +1,4 @@
-"""A simulation of 8, 32 and 128 servers. Prints the tables of docs/postgres_fdw.md.
+"""A simulation of 8, 32 and 128 servers. Prints the figures of docs/postgres_fdw.md.
 
     PYTHONPATH=plpy_modules:. python benchmarks/more_servers.py
 

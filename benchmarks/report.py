@@ -4,6 +4,7 @@ workload, study and part. It writes docs/benchmarks.md from all files there.
 
 import json
 import pathlib
+import textwrap
 
 from losses import TWINS
 from workloads import WORKLOADS
@@ -14,32 +15,33 @@ KEPT = ROOT / "benchmarks" / "results"
 HEAD = """# Benchmarks
 
 pg_mop and other ways of model selection on one machine, in seconds: medians of whole processes, from the raw table in the
-database to the final training losses. `make bench` measures, keeps the raw figures (all runs, memory, bytes written, losses,
-parts) in `benchmarks/results`, and writes this page. A row has the date of its measurement.
+database to the final training losses. `make bench` measures, keeps the raw figures in `benchmarks/results`, and writes this
+page.
 """
 
 CONTENDERS = """
-Trainers and the processes of the other contenders start cold, with one thread each. All contenders start from the same
-initial weights, take the rows in a fixed order, and evaluate the final loss on all rows.
+Processes start cold, with one thread each. All contenders start from the same initial weights, take the rows in a fixed order
+(pg_mop in that of its packed table), and evaluate the final loss on all rows. A difference of losses that rounding does not
+explain ends the benchmark with an error, unless the code states the reason. A contender without a figure was not run on that
+date, or cannot train the workload.
 
-- **pg_mop**: packs the table, loads architectures and the selection table, and makes one call, on a server without compiled
-  code and cost history. **Second client**: the same in another session right after, with the trainers of the pool.
-  **On JAX**, **on PyTorch**: a first client with that `pg_mop.keras_backend`.
-- **export and loop**: COPY of the table to files, then a plain Keras process per worker, with `Model.fit` on all rows.
-- **PyTorch, a plain loop**: the same export, batch by batch, as PyTorch's users write it.
-- **scikit-learn**: the same export, then GridSearchCV over MLPClassifier with the workload's batches, passes, optimizers and
-  learning rates. It trains dense nets with a single hidden activation.
-- **Ray Tune**: the same export, a Keras trial for each configuration, with reused actors.
-- **MADlib's way**: pg_mop's emulation of MADlib: rounds in lockstep, a model built and compiled at every visit.
-- **arithmetic alone**: no contender, but a measure for all: warm processes that hold the rows and compiled code train all
-  configurations, by the fastest of the kernels `loop`, `xla` and, for dense nets, a loop in JAX. Nothing is imported, read,
-  compiled, evaluated or written. A contender that needs less arithmetic can be faster: `vmap` on JAX, or `transfer`.
-
-A contender without a figure was not run on that date, or cannot train the workload (`absent` in the raw figures). Losses are
-compared with those of export and loop: a difference that rounding does not explain ends the benchmark with an error, unless the
-code states the reason. pg_mop shuffles rows when it packs them and visits segments in the scheduler's order, so it has other
-batches.
 """
+ABOUT = {
+    "pg_mop": "packs the table, loads architectures and the selection table, and makes one call, on a server without compiled "
+    "code and cost history",
+    "pg_mop, second client": "the same in another session right after, with the trainers of the pool",
+    "pg_mop on JAX": "a first client with that `pg_mop.keras_backend`",
+    "pg_mop on PyTorch": "a first client with that `pg_mop.keras_backend`",
+    "export and loop": "COPY of the table to files, then a plain Keras process per worker, with `Model.fit` on all rows",
+    "PyTorch, a plain loop": "the same export, batch by batch, as PyTorch's users write it",
+    "scikit-learn": "the same export, then GridSearchCV over MLPClassifier with the workload's batches, passes, optimizers and "
+    "learning rates. It trains dense nets with a single hidden activation",
+    "Ray Tune": "the same export, a Keras trial for each configuration, with reused actors",
+    "MADlib's way": "pg_mop's emulation of MADlib: rounds in lockstep, a model built and compiled at every visit",
+    "arithmetic alone": "no contender, but a measure for all: warm processes that hold the rows and compiled code train all "
+    "configurations, by the fastest kernel. Nothing is imported, read, compiled, evaluated or written. A contender that needs "
+    "less arithmetic can be faster: `vmap` on JAX, or `transfer`",
+}
 
 STUDIES = """
 ## Searches
@@ -61,10 +63,10 @@ EXPLAIN = """
 ANSWERS = """
 ## Answers
 
-A dense net answers: a table of 7,043 customers with nine columns, and one of a million rows with 20. The **service** answers
-over HTTP on the same machine, by connections that stay open. **pandas and Keras** is a process that reads the table and asks
-the exported file once. The forty connections of pgbench ask one of eight models in each transaction, and the machine's cores
-serve pgbench, too. Medians.
+A dense net answers: a table of 7,043 customers with nine columns, and one of a million rows with 20. The service (FastAPI)
+answers over HTTP on the same machine, by connections that stay open. pandas and Keras is a process that reads the table and
+asks the exported file once. The forty connections of pgbench ask one of eight models in each transaction, and share the cores
+with it. Medians.
 """
 
 
@@ -233,6 +235,8 @@ def page(sections):
     workloads = {name: of["workload"][name] for name in WORKLOADS if name in of["workload"]}
     newest = max(workloads.values(), key=lambda section: section["date"])
     text = HEAD + f"\n{_machine(newest['machine'])}\n\n## Workloads\n\n{overview(workloads)}\n{CONTENDERS}"
+    run = {name for made in workloads.values() for name in made["figures"]}
+    text += "".join(_filled(f"- **{name}**: {about}.") for name, about in ABOUT.items() if name in run)
     if of["study"]:
         text += STUDIES + "".join(
             f"\n### {name}\n\n{made['about']}. {median_of(made['runs'])} {made['date']}.\n\n{study_table(made)}\n"
@@ -254,6 +258,10 @@ def page(sections):
     return text
 
 
+def _filled(bullet):
+    return textwrap.fill(bullet, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+
+
 def overview(workloads):
     """One table of all workloads: a row for each, a column of seconds for each contender that any of them has."""
     contenders = list(dict.fromkeys(name for made in workloads.values() for name in made["figures"]))
@@ -269,7 +277,7 @@ def overview(workloads):
         few = "" if made["runs"] >= 3 else f" ({made['runs']} run{'s' * (made['runs'] > 1)})"
         lines.append(f"| {name} | {made['date']}{few} | {' | '.join(cells)} |")
     about = [f"- **{name}**: {made['about']}." for name, made in workloads.items()]
-    memory = "Memory is that of all processes that began within a run; shared memory counts once. Rows x columns:"
+    memory = "Memory is that of all processes of a run; shared memory counts once. Rows x columns:"
     return "\n".join([*lines, "", memory, "", *about])
 
 

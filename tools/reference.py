@@ -16,46 +16,41 @@ from pg_mop.api.common import help as helps  # noqa: E402
 
 VIEWS = {
     "mop_runs": "One row per run: status, owner, seed, times, error, merge rate.",
-    "mop_progress": "One row per configuration: units done and units in total, last loss, status. The seconds are "
-    "those of the whole run.",
-    "mop_run_progress": "One row per run: units done and units in total, each counted once, the seconds so far and the "
-    "seconds left. Cheap, for those who look often.",
-    "mop_watch": "One line of text per run in progress, or one line for the last run: `SELECT line FROM "
-    "madlib.mop_watch \\watch 5`.",
-    "mop_queue": "The runs that train on this server now: who trains, who waits, with which cores and since when, and when "
-    "each is expected to train again and to end.",
+    "mop_progress": "One row per configuration: units done and units in total, last loss, status; the seconds of the "
+    "whole run.",
+    "mop_run_progress": "One row per run: units done and units in total, each counted once, the seconds so far and left. "
+    "Cheap.",
+    "mop_watch": "One line of text per run in progress, or for the last run: `SELECT line FROM madlib.mop_watch \\watch 5`.",
+    "mop_queue": "The runs that train on this server now: who trains, who waits, with which cores, and when each is expected "
+    "to train again and to end.",
     "mop_monitoring": "One row per role of numbers for Prometheus and other monitoring: runs, queue, trainers, units, bytes "
     "([administration](administration.md#monitor)).",
     "mop_audit": "One row per act: who ran, replayed, resumed, changed, stopped or dropped what, and when "
     "([administration](administration.md#audit)).",
     "mop_my_sharing": "The group with whose members the role shares what its runs train (`mop_share_training`); `in_force` is "
     "false where it is no member any more.",
-    "mop_hops": "The model states that went from one server to another: bytes, seconds, and whether directly or through the "
-    "coordinator's server.",
+    "mop_hops": "The model states that went from one server to another: bytes, seconds, way.",
     "mop_units": "One row per attempt at a unit: session, kernel, rows, loss, times. The units of one unit batch share "
     "the times of their command; in a chain, each has its own times.",
     "mop_metrics": "One row per value of an evaluation: the loss and each metric, by iteration.",
     "mop_metrics_wide": "One row per evaluation, with the loss and all metrics.",
-    "mop_kernel_choices": "The kernel of each training unit, the measured times behind that choice, and the number of "
-    "frozen layers that the unit did not compute.",
-    "mop_unit_costs": "The cost history of the role's last runs: seconds per mini-batch, by net, kernel, device and server. "
-    "New runs choose kernels by it, and estimate the remaining time before their first unit "
-    "has ended.",
+    "mop_kernel_choices": "The kernel of each training unit, the measured times behind that choice, and the number of frozen "
+    "layers that the unit did not compute.",
+    "mop_unit_costs": "The cost history of the role's last runs: seconds per mini-batch, by net, kernel, device and server "
+    "([kernels](how_it_works.md#planning)).",
     "mop_stages": "One row per stage: a trained iteration, and the configurations that share it.",
     "mop_notes": "The notes and tags of runs (`mop_note`).",
-    "mop_trials": "One row per configuration, and per fold of one (`fold`, of the configuration `fold_of`): iterations, "
-    "losses and metrics so far, the reason if it stopped early, and what chooses its best state (`kept_by`), if that one is "
-    "kept.",
+    "mop_trials": "One row per configuration, and per fold of one (`fold`, `fold_of`): iterations, losses and metrics so far, "
+    "the reason if it stopped early, and what chooses its best state (`kept_by`).",
     "mop_lineage": "One row per trial of a model space, or made from another trial: its member, choices and primitives, its "
-    "parent, what was changed and inherited, layer by layer in `inheritance` ([model spaces](spaces.md)).",
+    "parent, what was changed and inherited ([model spaces](spaces.md)).",
     "mop_visit_order": "The order in which each configuration visited the segments. `mop_replay` follows it.",
     "mop_abandoned_runs": "Runs that hold disk space although no session works on them, with the commands that resume "
     "or drop them.",
     "mop_jobs": "The jobs of `mop_submit`, which run without their client: status, runs, messages, error.",
     "mop_trainers": "The trainers in the pool: who leases each, or that it serves, since when, and the memory, nets and rows "
     "of each.",
-    "mop_my_limits": "The limits of the caller's role: sessions, threads, MB of a trainer and of a model, and of a run, by "
-    "estimate, seconds and MB of states; `share` of the cores, `device_share` of a device's memory. NULL: no limit.",
+    "mop_my_limits": "The [limits](administration.md#limit) of the caller's role. NULL: no limit.",
     "mop_models": "The versions of all named models that the role may read (docs/tables.md). `computed_by`: 'backend', or "
     "'trainer: ' and why the session cannot compute the net by itself.",
     "mop_checkpoints": "Model states of ended runs. Later runs may start from them.",
@@ -75,26 +70,23 @@ SETTINGS = {
     ),
     "replicas": (
         None,
-        "With `2`, segments on other servers and the states trained there have copies, so that a run "
-        "continues when one server is away ([postgres_fdw](postgres_fdw.md#copies)). `3`: each segment has two copies, so that "
-        "two servers may "
-        "be away, and so on.",
+        "How often each segment on another server exists: with `2`, a run continues when one server is away "
+        "([copies](postgres_fdw.md#copies)).",
     ),
     "trainers": ("beside the rows", "Foreign server that names the Ray cluster of the trainers ([Ray](ray.md))."),
     "server_timeout": (None, "Time that a run waits for a server that is away."),
     "scheduler": (
         None,
-        "`randomized`: every visit order is equally likely, as in Cerebro, but without rounds (nearly "
-        "equally likely where unit batches run in fewer sessions than there are segments). `longest-first`: "
-        "the configuration with the longest remaining path, by measured times. `vector-rearrangement`, `milp` and "
-        "`monte-carlo` plan an iteration of units of 0.2 s and more, once their times are known, and are else "
-        "`longest-first`. `milp` needs SciPy (`make install WITH=milp`). For comparison: "
-        "`breadth-first`, `most-children-first`, and `round-robin`, MADlib's lockstep.",
+        "`randomized`: every visit order is equally likely, as in Cerebro, but without rounds (nearly equally likely where "
+        "unit batches run in fewer sessions than there are segments). `longest-first`: the configuration with the longest "
+        "remaining path, by measured times. `vector-rearrangement`, `milp` and `monte-carlo` plan an iteration of units of "
+        "0.2 s and more, once their times are known; otherwise they are `longest-first`. `milp` needs SciPy (`make install "
+        "WITH=milp`). For comparison: `breadth-first`, `most-children-first`, and `round-robin`, MADlib's lockstep.",
     ),
     "chain_seconds": (
         None,
-        "Seconds of training, about, that a session does as one command and one transaction, a *chain*: units that follow "
-        "one another, also across iterations. A crash loses at most a chain. `0`: no chains.",
+        "About how many seconds of training one command and one transaction have, a "
+        "[chain](how_it_works.md#planning). `0`: no chains.",
     ),
     "cache_mb": (
         None,
@@ -108,7 +100,7 @@ SETTINGS = {
     ),
     "compile_ahead": (
         None,
-        "Whether an idle trainer compiles nets for XLA that later runs like the last would gain from: while a processor core "
+        "Whether an idle trainer compiles nets for XLA from which later runs like the last would gain: while a processor core "
         "is idle, and for half a minute at most.",
     ),
     "threads": (
@@ -118,34 +110,28 @@ SETTINGS = {
     "gpu_memory_share": (
         "no limit",
         "Share of a device's memory that the trainers of a role take together: of each GPU with `use_gpus`, else of main "
-        "memory. Each trainer has an equal part of it that it cannot exceed, and a larger one where its net needs more "
-        "([packing](how_it_works.md#packing)).",
+        "memory ([packing](how_it_works.md#packing)).",
     ),
     "device_memory_mb": (
         "what nvidia-smi tells",
-        "Memory of a device that a call plans with: of each GPU with `use_gpus`, else of each virtual device "
-        "(`pg_mop.most_devices`). A net that needs more is divided among several devices "
-        "([large models](how_it_works.md#models-that-fit-no-device)).",
+        "Memory of a device that a call plans with: of each GPU with `use_gpus`, else of each virtual device. A net that needs "
+        "more is divided ([large models](how_it_works.md#models-that-fit-no-device)).",
     ),
     "most_devices": (
         "all GPUs of a server",
         "How many devices of a server one model may be divided among, with Keras on JAX; `1`: models are not divided. Without "
-        "GPUs, the processors of a server stand for so many virtual devices, which serve to try this out, and "
-        "`pg_mop.gpu_memory_share` is refused "
-        "([large models](how_it_works.md#models-that-fit-no-device)).",
+        "GPUs, the number of virtual devices ([large models](how_it_works.md#models-that-fit-no-device)).",
     ),
     "deal_threads": (
         None,
-        "Towards the end of a run, the configurations that are left train with the idle cores of a server, too, where that "
-        "pays ([threads](how_it_works.md#planning)). `auto`: only cores that no other program uses at that moment. `on`: all "
-        "cores that no other run wants. `off`, `pg_mop.threads`, or a `pg_mop.kernel` other than `auto`: threads stay as they "
-        "are.",
+        "Whether configurations train with idle cores, too, towards the end of a run ([threads](how_it_works.md#planning)). "
+        "`auto`: with cores that no other program uses at that moment. `on`: with all cores that no other run wants. `off`: "
+        "threads stay as they are.",
     ),
     "tail": (
         None,
         "Towards the end of a run, when fewer configurations are left than sessions: `data-parallel` trains each mini-batch on "
-        "several devices at once, where that pays. Updates are those of the whole mini-batch, up to rounding. It needs Keras "
-        "on JAX, and takes virtual devices of the processor ([the tail](how_it_works.md#the-tail)).",
+        "several devices at once, with Keras on JAX ([the tail](how_it_works.md#the-tail)).",
     ),
     "keras_backend": (
         None,
@@ -164,8 +150,8 @@ SETTINGS = {
     ),
     "serving_processes": (
         None,
-        "How many processes the sessions of a role share, at most, to ask models that Keras must compute; `0`: each session "
-        "leases a trainer ([how it works](how_it_works.md#serving)).",
+        "How many serving processes the sessions of a role share, at most; `0`: each session leases a trainer "
+        "([serving](how_it_works.md#serving)).",
     ),
     "lock_timeout": (None, "Time that a worker session waits for a lock."),
     "sessions": (
@@ -178,19 +164,15 @@ SETTINGS = {
         "Where runs share the cores of a server, those of higher priority train first "
         "([administration](administration.md#runs-side-by-side)).",
     ),
-    "deadline": (
-        "none",
-        "When a run should have ended. Among runs of one role and priority, those that would be late train first; a run that "
-        "cannot make its deadline says so at its begin ([administration](administration.md#deadlines)).",
-    ),
+    "deadline": ("none", "When a run should have ended ([administration](administration.md#deadlines))."),
     "resume": (None, "`on`: repeating a call resumes its unfinished run. `off`: the call starts a new run."),
     "unit_retries": (None, "Number of retries for a unit that was lost with its session or trainer."),
     "trainer_memory_mb": ("no limit", "Upper limit for the memory of a trainer."),
     "max_model_mb": ("the machine's memory", "Upper limit for the size of a model with its optimizer variables."),
     "weights_value_mb": (
         None,
-        "The largest weights of a trained model that `model_weights` has as one value. Larger ones are in parts, in the table "
-        "`<model table>_parts` ([large models](administration.md#large-models)). pg_dump needs at most `511`.",
+        "The largest weights of a trained model that `model_weights` has as one value; larger ones are "
+        "[in parts](administration.md#large-models). pg_dump needs at most `511`.",
     ),
     "kernel": (
         None,
@@ -310,8 +292,8 @@ HEAD = """\
 
 <!-- make reference writes this page -->
 
-The views, settings and functions of the extension, whose schema is `madlib` in these documents. A database answers the
-same questions with its own version:
+The views, settings and functions of the extension. In these documents its schema is `madlib`. A database describes its own
+version:
 
 ```sql
 SELECT name, about, usage FROM madlib.mop_functions();
@@ -320,15 +302,8 @@ SELECT madlib.mop_search('usage');      -- the arguments of one function
 SELECT madlib.mop_search('example');    -- a script that runs as it stands
 ```
 
-## Views
-
-[Views](reference/views.md): runs, progress, units, metrics, jobs, models. BI tools read them, too.
-
-## Settings
-
-[Settings](reference/settings.md): `SET pg_mop.seed = 42;` and so on.
-
-## Functions
+- [Views](reference/views.md): runs, progress, units, metrics, jobs, models.
+- [Settings](reference/settings.md): `SET pg_mop.seed = 42;` and so on.
 
 """
 OF_PAGE = "<!-- make reference writes this page -->"
@@ -337,15 +312,14 @@ Query the views from any session, also while a run goes on. A role sees its own 
 may act as. [BI tools](bi.md) lists the columns that stay in later versions.
 """
 OF_SETTINGS = """
-`SET pg_mop.<name> = <value>`, or `ALTER ROLE ... SET`, `ALTER DATABASE ... SET`. PostgreSQL accepts any value; the next
-call of a function reports a wrong value or an unknown name, and `SELECT * FROM madlib.mop_settings();` reports it at
-once.
+`SET pg_mop.<name> = <value>`, or `ALTER ROLE ... SET`, `ALTER DATABASE ... SET`. PostgreSQL accepts any value. The next
+call of a function reports a wrong value or an unknown name; `SELECT * FROM madlib.mop_settings();` reports it at once.
 """
 
 
 def pages():
     """{path below docs: text} of the reference: an index, and a page for the views, for the settings and for each family of
-    functions. A link to reference.md#function leads to the function's row in the index."""
+    functions."""
     about = _about()
     groups = _groups(about)
     forms = signatures(
@@ -354,10 +328,10 @@ def pages():
             for path in sorted([*(ROOT / "sql").glob("*.sql"), *(ROOT / "sql" / "postgresql").glob("*.sql")])
         )
     )
-    lines = ["| function | purpose |", "|---|---|"]
+    lines = ["| page | functions |", "|---|---|"]
     for title, names in groups.items():
-        lines.append(f"| **[{title}](reference/{slug(title)}.md)** | |")
-        lines += [f'| <a id="{n}"></a>[`{n}`](reference/{slug(title)}.md#{n}) | {_brief(about[n])} |' for n in names]
+        page = f"reference/{slug(title)}.md"
+        lines.append(f"| [{title}]({page}) | {', '.join(f'[`{name}`]({page}#{name})' for name in names)} |")
     found = {
         "reference.md": HEAD + "\n".join(lines),
         "reference/views.md": "\n".join(["# Views", "", OF_PAGE, OF_VIEWS, *_views()]),
@@ -367,7 +341,7 @@ def pages():
         own = [f"# {title}", "", OF_PAGE]
         for name in names:
             own += _function(name, about[name], forms[name])
-        own += _arguments(argument for name in names for _, arguments in forms[name] for argument in arguments)
+        own += _arguments(names, forms)
         found[f"reference/{slug(title)}.md"] = "\n".join(own)
     return {path: (text if "/" not in path else _from_below(text)).rstrip() + "\n" for path, text in found.items()}
 
@@ -375,11 +349,6 @@ def pages():
 def slug(title):
     """The name of the page of a family."""
     return re.sub(r"\W+", "-", title.lower())
-
-
-def _brief(about):
-    """The first sentence."""
-    return re.split(r"(?<=\w\w)\. |[:;] ", about)[0].rstrip(".") + "."
 
 
 def _from_below(text):
@@ -427,14 +396,27 @@ def _function(name, about, forms):
     return lines
 
 
-def _arguments(arguments):
+def _arguments(names, forms):
     """What the arguments of a page's functions mean, each once."""
-    own = sorted({argument.split()[0] for argument in arguments} & helps.ARGUMENTS.keys())
-    return (
-        ["", "## Arguments", "", *(f"- `{name}`: {helps.ARGUMENTS[name].replace('<', '&lt;')}" for name in own)]
-        if own
-        else []
-    )
+    about = {}
+    for name in names:
+        for argument in dict.fromkeys(argument.split()[0].strip('"') for _, own in forms[name] for argument in own):
+            told = helps.ARGUMENTS.get(f"{name}.{argument}")
+            if told or argument in helps.ARGUMENTS:
+                about[argument, told or _here(helps.ARGUMENTS[argument], names)] = None
+    lines = (f"- `{argument}`: {text.replace('<', '&lt;')}" for argument, text in sorted(about))
+    return ["", "## Arguments", "", *lines] if about else []
+
+
+def _here(about, names):
+    """An argument's text without the parts about other functions than these: 'a model; mop_import_model: the bytes'."""
+    known = {*helps.FUNCTIONS, *helps.OF_RUNS}
+    parts = []
+    for part in about.split("; "):
+        of = set(part.partition(": ")[0].split(", "))
+        if not of <= known or of & set(names):
+            parts.append(part)
+    return "; ".join(parts)
 
 
 def _joined(forms):

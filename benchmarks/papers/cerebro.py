@@ -5,7 +5,7 @@ import random
 from heapq import heapify, heapreplace
 from statistics import mean
 
-from papers.common import bound, plan_of, run, seconds, span, table
+from papers.common import bound, plan_of, run, seconds, span, table, telling
 from pg_mop.schedule import SCHEDULERS as BY_NAME
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.compared import milp
@@ -61,12 +61,13 @@ def figure_6():
                 rows.append([kind, configurations, places, span(over), *(span(ratios[name]) for name in SCHEDULERS)])
     text = table(
         ["units", "configurations", "places", "randomized / lower bound", *(f"{n} / randomized" for n in SCHEDULERS)],
-        rows,
+        telling(rows),
     )
     return f"""## Cerebro, Figure 6: schedulers
 
 Source: section 5.4, Figure 6, appendix B, Table 7. One iteration; unit time = cost of the net / speed of the place; costs
-drawn from the 35 nets of Table 7, speeds from 12.1, 5.6, 11.3 and 18.7 TFLOPS. Mean of 5 draws (least to most). The
+drawn from the 35 nets of Table 7, speeds from 12.1, 5.6, 11.3 and 18.7 TFLOPS. Mean of 5 draws (least-most);
+rows whose ratios are all 1.000 are left out, here those of 256 configurations. The
 paper gives no numbers in its text. It says: randomized is near the optimum, with little variance; vector rearrangement is poor
 where configurations and places are unequal; MILP, with 5 minutes, is sometimes worse than both, because it has not
 converged.
@@ -98,8 +99,8 @@ through the coordinator. The paper: linear, slightly above linear, since one wor
 memory. A pass of a configuration over all rows is assumed to take 8 hours.
 
 {table(["places", "speed-up"], rows)}
-Differences. The simulator knows no memory, so nothing is above linear. At places that do not divide the 8 configurations, the
-end of the run leaves places idle.
+Differences. The simulator knows no memory, so nothing is above linear. Numbers of places that do not divide 8 leave
+places idle at the end.
 """
 
 
@@ -134,10 +135,9 @@ iteration 4. Meanwhile each of their segments is dealt to another place: copies 
 iteration, iteration 1 = 1. The paper's text has no figures; it says that the workload goes on.
 
 {table(["configurations", "1", "2", "3", "4", "5"], text)}
-Differences. The units that run at the time of the loss are not lost here; in a real run each is trained again. A place
-that stands in for another one does two segments, so an iteration takes up to twice as long. Iterations overlap: an
-iteration's duration is from the end of the one before to its own. In the paper a segment has three copies, and any
-place with one stands in. With real servers: tests/thorough/faults/test_copies.py.
+Differences. The units that run at the time of the loss are not lost here. A place that stands in for another one does
+two segments. Iterations overlap: an iteration's duration is from the end of the one before to its own. In the paper a
+segment has three copies. With real servers: tests/thorough/faults/test_copies.py.
 """
 
 
@@ -173,8 +173,8 @@ ninth one, with a copy of each segment, joins in the middle of iteration 2. Dura
 much sooner the run ends than without it: at most 5 / (1.5 + 3.5 x 8 / 9) = 1.08.
 
 {table(["configurations", "1", "2", "3", "4", "5", "sooner"], text)}
-Differences. The copies are there at once. Iterations overlap, as above. 8 configurations keep 8 of the 9 places busy: there the
-ninth one only lets a configuration find an idle place sooner. With real servers: tests/thorough/faults/test_joining.py.
+Differences. The copies are there at once. Iterations overlap, as above. 8 configurations keep only 8 of the 9 places
+busy. With real servers: tests/thorough/faults/test_joining.py.
 """
 
 
@@ -203,10 +203,9 @@ Source: section 3.2. k = 20 iterations, S = 20 configurations, p = 10 places, mo
 batches.
 
 {table(["approach", "paper", "formula, or simulated hops"], rows)}
-All rows but one are the paper's formulas, computed here; the second row counts the hops of a simulated run. The paper's
-formula counts a hop for every unit. A state that stays where it is for the next iteration needs
-none, so the simulated run has {hops} hops for {k * p * s} units. Through the coordinator each hop is two transfers. Bytes on
-real connections were not counted.
+All rows but the second, which counts simulated hops, are the paper's formulas. These count a hop for every unit; a
+state that stays where it is for the next iteration needs none, so the simulated run has {hops} hops for {k * p * s}
+units. Through the coordinator each hop is two transfers. Bytes on real connections were not counted.
 """
 
 
@@ -227,10 +226,9 @@ data-parallel training below p / 2 configurations; its Horovod took twice as lon
 Figure 9).
 
 {table(["configurations", "MOP", "data-parallel, free", "x 2", "x 4", "dealt, free", "x 2", "x 4"], rows)}
-With the paper's factor of 2 the two meet at 4 configurations, which is p / 2; with other factors they meet elsewhere. So the
-rule is that of batches of about 32. In "dealt" `schedule/dealing.py` gives each configuration as many places as
-pay by the cost model, which knows the factor, where any place may train on any rows (as with `pg_mop.tail =
-'data-parallel'` on one server).
+With the paper's factor of 2 the two meet at 4 configurations, which is p / 2; with other factors they meet elsewhere.
+In "dealt" `schedule/dealing.py` gives each configuration as many places as pay by the cost model, which knows the
+factor, where any place may train on any rows (as with `pg_mop.tail = 'data-parallel'` on one server).
 """
 
 

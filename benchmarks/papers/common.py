@@ -1,5 +1,6 @@
 """Open shops in the simulator, and tables in Markdown."""
 
+import re
 from statistics import mean
 
 from pg_mop.plan.stages import Plan
@@ -49,11 +50,20 @@ def bound(costs, slowness, iterations=1):
 
 def table(head, rows):
     """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n"
+    first, *others = ("| " + " | ".join(map(str, line)) + " |" for line in (head, *rows))
+    return "\n".join([first, "|" + "---|" * len(head), *others]) + "\n"
 
 
 def span(values, digits=3):
-    """'mean (least to most)'."""
+    """'mean (least-most)'."""
     low, middle, high = (f"{value:.{digits}f}" for value in (min(values), mean(values), max(values)))
-    return middle if low == high else f"{middle} ({low} to {high})"
+    return middle if low == high else f"{middle} ({low}-{high})"
+
+
+def telling(rows):
+    """The rows whose ratios are not all within 0.2 % of 1."""
+    return [
+        row
+        for row in rows
+        if any(abs(float(r) - 1) > 0.0021 for r in re.findall(r"\d\.\d{3}", " ".join(map(str, row))))
+    ]

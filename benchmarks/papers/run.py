@@ -8,23 +8,20 @@ from papers import bounds, cerebro, fluid, thesis, treeml
 
 HEAD = """# The papers' experiments
 
-pg_mop's schedulers repeat here the experiments of the papers that it implements, in the simulator (`schedule/simulator.py`):
-the real board and the real schedulers decide, and given unit times stand for training. `make papers` writes this page. Times of
-other hardware do not compare, so the tables compare ratios. "Paper" and "thesis" are figures that were measured elsewhere:
-Cerebro (Nakandala, Zhang, Kumar, VLDB 2020), the thesis on Cerebro's platform (Sridhara, UC San Diego 2023) and TreeML (thesis,
-Seoul National University 2021). Fluid is Yu et al., MLSys 2021.
+pg_mop's schedulers repeat here the experiments of the papers that it implements, in the simulator
+(`schedule/simulator.py`): the real board and schedulers decide, and given unit times stand for training. `make papers`
+writes this page. The tables compare ratios, since the hardware differs. "Paper" and "thesis" are figures that were
+measured elsewhere: Cerebro (Nakandala, Zhang, Kumar, VLDB 2020), the thesis on its platform (Sridhara, UC San Diego
+2023), TreeML (thesis, Seoul National University 2021), and Fluid (Yu et al., MLSys 2021).
 """
 
 NOT_RUN = """## Not run
 
-- Cerebro, Figure 7 (hours and utilization on ImageNet and Criteo), Figures 9 to 11 (batch size, remote and distributed
-  storage): they measure other systems and hardware. The same comparison at small scale: [benchmarks](benchmarks.md).
-- Cerebro, section 6.3 and appendix E (HyperOpt, ASHA in a fixed time, Hyperband): the quality that decides which trials go on
-  is not published.
-- Cerebro, Table 2 in bytes on real connections.
-- Cerebro on Ray, MNIST (Ray Tune 262 s, MOP 323 s): training for real, on its own hardware.
-- Fluid's GPUs, and its division of a GPU's processors among trials. pg_mop divides a GPU's memory among trainers
-  ([device memory](how_it_works.md#packing)), which is not simulated.
+- Cerebro: Figure 7 (hours and utilization on ImageNet and Criteo), Figures 9 to 11 (batch size, storage), and MNIST on Ray are
+  of other systems and hardware; [benchmarks](benchmarks.md) compare at small scale. Section 6.3 and appendix E (searches): the
+  quality that decides which trials go on is not published. Table 2 in bytes on real connections.
+- Fluid: the division of a GPU's processors among trials. pg_mop divides a GPU's memory ([device
+  memory](how_it_works.md#packing)), which is not simulated.
 """
 
 

@@ -173,7 +173,7 @@ Source: section 6.2, Figures 6.2 and 6.3: k-wise merge rates of 2.26, 2.77 and 2
 times less time (with early stopping); rates of 1.40, 1.19 and 1.66 gave up to 2.32 and 1.99.
 
 {table(["studies", "merge rate: thesis", "here: saved, shared by all studies", "shared within each study"], rows)}
-Differences. Grid searches of 40 trials each from one space. The search spaces of the thesis are not published.
+Differences. Grid searches of 40 trials each from one space; the thesis does not publish its spaces.
 """
 
 

@@ -210,6 +210,45 @@ def test_columns_go_by_name_and_unknown_values_are_tolerated(shop):
     )
 
 
+def test_rows_that_lack_columns_of_training_are_told_once_a_statement(shop):
+    for _ in range(2):
+        del shop.connection.notices[:]
+        shop.run("SELECT p.* FROM (SELECT price, vec FROM orders LIMIT 5) t, mop_predict('order_model', t) AS p")
+        (told,) = [notice for notice in shop.connection.notices if "missing" in notice]
+        assert "7 columns of training rows are missing" in told
+
+
+@pytest.mark.parametrize(
+    "source, fragment",
+    [
+        ("SELECT 1 AS x, 2 AS y", "the rows have none of the columns that model"),
+        ("SELECT price, gift FROM orders LIMIT 1", 'column "vec" is missing'),
+        ("SELECT a.price, b.price, b.vec FROM orders a JOIN orders b USING (id)", 'two columns "price"'),
+    ],
+)
+def test_rows_that_say_nothing_or_are_ambiguous_are_errors(shop, source, fragment):
+    assert fragment in str(shop.error(f"SELECT * FROM mop_predict('order_model', source => '{source}')"))
+    if "JOIN" not in source:
+        assert fragment in str(shop.error(f"SELECT p.* FROM ({source}) t, mop_predict('order_model', t) AS p"))
+
+
+def test_no_hint_drops_a_model(shop):
+    error = shop.error("SELECT mop_predict_into('order_model', 'orders', 'order_model')")
+    assert "already exists" in str(error) and "DROP" not in str(error.diag.message_hint)
+
+
+@pytest.mark.parametrize("factor, size", [(500, (0.9, 1.1)), (0.001, (0.9, 1.1)), (1, (1.8, 2.0))])
+def test_arrays_of_large_or_small_numbers_are_scaled(shop, factor, size):
+    shop.run(
+        f"SELECT mop_pack('SELECT ARRAY[vec[1] * {factor}, vec[2] * {factor}]::real[] AS vec, label FROM orders', "
+        "'sized', target => 'label'); "
+    )
+    rows = shop.run("SELECT vec FROM sized")
+    packed = np.concatenate([np.frombuffer(bytes(row["vec"]), "<f4") for row in rows])
+    assert size[0] < np.sqrt((packed**2).mean()) < size[1]
+    shop.run("DROP TABLE sized, sized_summary")
+
+
 def test_answers_in_a_view_a_function_a_trigger_and_a_read_only_transaction(shop):
     shop.run(
         "CREATE VIEW answered AS SELECT t.id, p.prediction FROM orders t, madlib.mop_predict('order_model', t) AS p "

@@ -226,6 +226,15 @@ def test_retraining_needs_rights_on_the_model_before_it_begins(people, leaving):
     people.run("RESET ROLE; DROP OWNED BY reader; DROP ROLE reader")
 
 
+def test_percent_signs_in_names_stay_as_they_are(people):
+    people.run('CREATE TABLE "100%%s" AS TABLE people')
+    people.run(
+        "SELECT mop_train('\"100%%s\"', '\"50%%d\"', target => 'leaves', exclude => 'income', max_trials => 1, "
+        "layers => 'linear', baselines => false, time_limit => '30 s')"
+    )
+    assert people.value("SELECT count(*) FROM mop_predict('\"50%%d\"', source => '\"100%%s\"')") == ROWS
+
+
 def test_a_call_does_not_wait_for_its_own_transaction(people):
     people.run("CREATE TABLE held AS SELECT * FROM people")
     call = "SELECT mop_train('{0}', '{0}_model', target => 'leaves', id => 'id')"

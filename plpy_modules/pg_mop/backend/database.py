@@ -160,6 +160,17 @@ class Database(CallerSession):
             or (self.distribution(table) or "n") != "n"
         )
 
+    def _other_name(self, quoted: str) -> str:
+        """The hint for an output table that exists. No hint drops a named model with all its versions."""
+        is_model = self.value(
+            "SELECT count(*) = 2 FROM pg_attribute WHERE attrelid = $1::bigint::oid AND attname IN ('in_use', 'model_weights')",
+            ["bigint"],
+            [self.relation(quoted)],
+        )
+        if is_model:
+            return "It is a named model: choose another name."
+        return f"DROP {self.kind_of_relation(quoted)} {quoted}; or choose another name."
+
     def kind_of_relation(self, quoted: str) -> str:
         """The word for an existing relation (quoted) in DROP."""
         kind = self.value(
@@ -284,9 +295,7 @@ class Database(CallerSession):
             full = f"{quote_identifier(schema)}.{quote_identifier(name + suffix)}"
             if self.relation(full) is not None:
                 raise MopError(
-                    f'output table "{name + suffix}" already exists',
-                    hint=f"DROP {self.kind_of_relation(full)} {full}; or choose another name.",
-                    sqlstate="42P07",
+                    f'output table "{name + suffix}" already exists', hint=self._other_name(full), sqlstate="42P07"
                 )
             names.append(full)
         return names if suffixes else names[0]

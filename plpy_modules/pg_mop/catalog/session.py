@@ -93,7 +93,7 @@ class CatalogSession:
     def fingerprint(self, sql: str) -> str | None:
         """The segment fingerprint that `sql` selects, as other sessions see it; None if the table is not visible."""
         try:
-            return self.execute(sql)[0]["fingerprint"]
+            return self.execute(sql.replace("%", "%%"))[0]["fingerprint"]
         except (
             psycopg2.errors.UndefinedTable,
             psycopg2.errors.InvalidSchemaName,

@@ -106,6 +106,7 @@ class Column(ABC):
     takes: ClassVar[str] = ""  # the SQL type of such a column; "array": those of arrays of numbers
     options: ClassVar[Mapping[str, type]] = {}  # {option of such a column in transform: int, float or str}
     raw_type: ClassVar[str] = "real[]"  # of a raw value, where `sql_type` is not known
+    takes_null: ClassVar[bool] = True  # as a raw value of a row to predict for
 
     @property
     def dtype(self) -> str:

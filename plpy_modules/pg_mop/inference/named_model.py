@@ -67,6 +67,7 @@ class NamedModel(RowInputs, Model):
     code: CustomCode | None  # that its architecture needs
     place_query: str  # SQL: where the row of the version in use is, or of the version that was asked for
     told: set[str]  # columns of whose unseen values the session has been told
+    lacked_at: int | None = None  # the statement whose rows lack columns, which the session has been told
     _digest: str | None = None
     _net: Computer | None = None  # once it has answered in this process
     _trees: list[tuple[float, trees.Trees]] | None = None  # share and trees of each text, once they have been read
@@ -268,6 +269,27 @@ class NamedModel(RowInputs, Model):
                 raise has_nul([name])
         return NUL.sub(r"\1\\ufffd", row)
 
+    def has_columns(self, row: str, quantity: Callable[[Iterator[bool]], bool] = all) -> bool:
+        """Whether a JSON row seems to have all columns of training, or any; where it does not, it has not."""
+        return quantity(name in row for name in self._json_names)
+
+    @functools.cached_property
+    def _json_names(self) -> list[str]:
+        """The columns of training as PostgreSQL writes them in JSON."""
+        return [json.dumps(name, ensure_ascii=False) for name in self.types()]
+
+    def tell_lacking(self, db: Database, row: str, statement: int | None) -> None:
+        """Tell the caller once a statement which columns of training a JSON row lacks. Raises MopError where it cannot be read
+        without them."""
+        if self.has_columns(row):
+            return
+        columns = json.loads(row)
+        missing = [name for name in self.types() if name not in columns]
+        check_missing(self, missing)
+        if self.lacked_at is None or self.lacked_at != statement:
+            self.lacked_at = statement
+            tell_missing(db, missing)
+
     def wires_of(self, db: Database, session: Session, row: str) -> Sequence[Any]:
         """The wires of a JSON row, by a plan that the session keeps. Raises MopError for a value of another type."""
         try:
@@ -427,8 +449,8 @@ def _number_text(value: float) -> str:
 class RowReader:
     """The rows of a table, view or query, as a model reads them."""
 
-    def __init__(self, db: Database, source: str | None, model: RowInputs) -> None:
-        """Raises MopError where a column has a type that the model cannot read."""
+    def __init__(self, db: Database, source: str | None, model: RowInputs, answers: bool = True) -> None:
+        """Raises MopError where a column has a type that the model cannot read, or is missing that `answers` need."""
         self.db, self.model = db, model
         part = None
         self._may_tell = not (isinstance(model, NamedModel) and isinstance(model.rows, SharedRows))
@@ -445,6 +467,8 @@ class RowReader:
                     hint=f"Cast it: SELECT ..., {quote_identifier(name)}::{sql_type} FROM ...",
                     sqlstate="42804",
                 )
+        if answers:
+            check_missing(model, self.missing)
 
     def sql(self, extra: Sequence[str] = ()) -> str:
         """SQL: wires w0, w1, ... and further expressions e0, e1, ... of each row.
@@ -517,6 +541,22 @@ class RowReader:
         return sorted(set(feature.parameters["values"]).difference(row["v"] for row in labels)) if labels else []
 
 
+def check_missing(model: RowInputs, missing: Sequence[str]) -> None:
+    """Raises MopError where rows without the columns `missing` of training rows say nothing, or cannot be read."""
+    types = model.types()
+    needed = [name for column in model.inputs if not column.takes_null for name in column.sources]
+    if not missing or len(missing) < len(types) and not set(needed) & set(missing):
+        return
+    (name, *others) = [name for name in missing if name in needed] or missing
+    raise MopError(
+        f'column "{name}" is missing, which {model.wanted}'
+        if len(missing) < len(types)
+        else f"the rows have none of the columns that {model.wanted}",
+        detail=f"The columns are {', '.join(types)}.",
+        sqlstate="42703",
+    )
+
+
 def tell_missing(db: Database, missing: Sequence[str]) -> None:
     """Tell the caller which columns of training rows are missing."""
     if missing:
@@ -548,7 +588,15 @@ def origin_of(db: Database, source: str | None, part: str | None = None) -> tupl
         origin = in_brackets(part or str(source))
         with nullcontext() if part is not None else db.caller_path():
             result = db.plpy.execute(db.plpy.prepare(f"SELECT * FROM {origin} t LIMIT 0"))
-        oids = dict(zip(result.colnames(), result.coltypes()))
+        names = result.colnames()
+        for name in names:
+            if names.count(name) > 1:
+                raise MopError(
+                    f'the query has two columns "{name}"',
+                    hint=f"Name one of them otherwise: SELECT ... AS {quote_identifier(name + '_2')}.",
+                    sqlstate="42701",
+                )
+        oids = dict(zip(names, result.coltypes()))
         plain = {name: plain_name(kind_of(db, oid)) for name, oid in oids.items()}
         # with -1, type char is not cut to one character
         exact = {name: db.value("SELECT format_type($1, -1)", ["oid"], [oid]) for name, oid in oids.items()}

@@ -71,6 +71,8 @@ class ReadyModel:
         has another type, or the session is to be told of a value."""
         model = self.model
         unseen: dict[str, list[str]] = {}
+        if not model.has_columns(row) and (model.lacked_at != self._statement or not model.has_columns(row, any)):
+            return None
         try:
             rows = plpy.execute(self._row, [model.without_nul(row)])
             if len(rows) != 1 or (rows[0]["place"], rows[0]["writer"]) != model.key:

@@ -608,8 +608,24 @@ ARGUMENTS = {
     "measure": "time a few mini-batches of each net, in a trial that is rolled back",
     "metric": "'loss', or one of the configurations' metrics: 'accuracy', 'training_loss', 'mine max'",
     "metrics_compute_frequency": "after every so many iterations; NULL: after the last only",
-    "model": "a named model; mop_import_model: the bytes of a .keras file; fit: the table to create, with <name>_summary",
+    "model": "a named model; mop_import_model: the bytes of a .keras file; madlib_keras_fit: the table to create, with "
+    "<name>_summary",
     "model_arch": "JSON of Keras 2 or 3",
+    "mop_train.name": "of the model to create",
+    "mop_train.target": "the column to predict",
+    "mop_train.id": "columns that tell the rows apart; not trained on",
+    "mop_train.exclude": "columns that are not trained on",
+    "mop_train.kind": "'classification' or 'regression'; NULL: by the target's type and values",
+    "mop_train.transform": 'JSON: how columns are packed, {"column": "log"} (docs/tables.md)',
+    "mop_train.weight": "a column with the weight of each row, or 'balanced'",
+    "mop_train.split": "'random', 'stratified', 'group', 'time' or 'column': how the rows are divided into parts",
+    "mop_train.by": "the column of the groups, times or parts",
+    "mop_train.valid": "share of the rows that choose the model",
+    "mop_train.test": "share of the rows that measure it",
+    "mop_train.layers": "nets to try: 'linear, small, medium, 128x64'; NULL: several that fit the rows",
+    "mop_train.time_limit": "of training; iterations that have begun by then are finished",
+    "mop_train.baselines": "train simple models, too, for comparison",
+    "mop_train.keep": "keep the views and tables of the steps",
     "model_id": "id of an architecture",
     "model_id_list": "ids of architectures",
     "model_output_table": "table to create, with <name>_info and <name>_summary; with <name>_parts for very large models",
@@ -725,7 +741,8 @@ def _usage(db: Database, name: str, schema: str) -> str:
                 kind = kind.replace("double precision", "integer")  # of any numeric type, see as_integer
             names[name_] = kinds[kind] = True
         argument = " or ".join(names) + ("," if position < len(forms[0]) - 1 else "")
-        said = f": {ARGUMENTS[name_]}" if name_ in ARGUMENTS else ""
+        about = ARGUMENTS.get(f"{name}.{name_}", ARGUMENTS.get(name_))
+        said = f": {about}" if about else ""
         lines.append(f"    {argument:<29} -- {' or '.join(kinds)}{said}")
     usage = f"{verb} {schema}.{name}(" + "".join("\n" + line for line in lines) + ("\n);\n" if lines else ");\n")
     if name in TRAINS and name not in OF_RUNS and name != "mop_more":

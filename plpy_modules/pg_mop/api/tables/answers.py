@@ -9,7 +9,7 @@ from mop_udf.aggregate import Session
 from mop_udf.errors import raise_error
 from pg_mop.api.common.session import computer_of, with_trainer
 from pg_mop.backend.caller import extension_schema
-from pg_mop.backend.catalog_state import catalog_state
+from pg_mop.backend.catalog_state import catalog_state, statement_begin
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import called_as, sql_function
@@ -75,6 +75,7 @@ def mop_predict_row(
     if not row.lstrip().startswith("{"):
         raise _no_row(db, model, None)
     named = NamedModel.find(db, model, version, asks=True)
+    named.tell_lacking(db, row, statement_begin())
     rows = named.wires_of(db, session, row)
     unseen: dict[str, list[str]] = {}
     with computer_of(db, session, named, check_names=False) as computer:

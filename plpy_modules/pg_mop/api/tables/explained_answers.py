@@ -14,7 +14,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_literal
 from pg_mop.inference import shapley
 from pg_mop.inference.model_parts import stored_part, uncertain
-from pg_mop.inference.named_model import NamedModel, RowReader, tell_missing, tell_unseen
+from pg_mop.inference.named_model import NamedModel, RowReader, check_missing, tell_missing, tell_unseen
 
 BASE = "(base)"  # the name of the first row of an explanation
 MOST_BACKGROUND = 256  # rows
@@ -60,6 +60,8 @@ def mop_explain_answer(
             [row],
         )
     }
+    missing = [name for name in named.types() if name not in texts]
+    check_missing(named, missing)
     unseen: dict[str, list[str]] = {}
     seed = abs(seed or 0)
     with computer_of(db, session, named) as computer:
@@ -98,7 +100,7 @@ def mop_explain_answer(
         raise MopError(
             f'model "{model}" has no answer between the row and the background rows: they are no finite numbers'
         )
-    tell_missing(db, [name for name in columns if name not in texts])
+    tell_missing(db, missing)
     tell_unseen(db, unseen, {})
     contributions = zip(columns, found.means.tolist(), found.errors.tolist())
     return [

@@ -316,7 +316,7 @@ def drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str,
 
 
 def _drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str, float, float, float, str]]:
-    reader = RowReader(db, source, found)
+    reader = RowReader(db, source, found, answers=False)
     counts: dict[str, np.ndarray] = {}
     nulls: dict[str, int] = {}
     count = 0
