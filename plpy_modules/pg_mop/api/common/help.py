@@ -611,6 +611,7 @@ ARGUMENTS = {
     "model": "a named model; mop_import_model: the bytes of a .keras file; madlib_keras_fit: the table to create, with "
     "<name>_summary",
     "model_arch": "JSON of Keras 2 or 3",
+    "mop_ensemble.time_limit": "of training boosted trees; NULL: 10 s",
     "mop_train.name": "of the model to create",
     "mop_train.target": "the column to predict",
     "mop_train.id": "columns that tell the rows apart; not trained on",
