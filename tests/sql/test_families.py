@@ -42,30 +42,36 @@ def fields(db):
 
 
 def blend(db):
-    """A second version of `grown`: a quarter of its answer is that of a net, the rest that of the first version's trees."""
-    row = db.run("SELECT model_arch::text AS a, model_weights, transform::text AS t FROM grown WHERE version = 1")[0]
+    """More versions of `grown`: 2, a quarter of whose answer is that of a net; 3, the trees of the first version alone; 4, as 2
+    with a net that Keras must compute."""
+    row = db.run("SELECT model_arch::text AS a, model_weights FROM grown WHERE version = 1")[0]
     config = json.loads(row["a"])["config"]
-    trees = bytes(row["model_weights"])[config["bytes"] :]
-    total = sum(one["weight"] for one in config["trees"])
-    net = db.run("SELECT model_arch::text AS a, model_weights FROM wet_search WHERE mst_key = 1")[0]
-    weights = bytes(net["model_weights"])
-    config |= {"net": json.loads(net["a"]), "weight": 0.25, "bytes": len(weights)}
-    config["trees"] = [{**one, "weight": 0.75 * one["weight"] / total} for one in config["trees"]]
-    text = json.dumps({"module": "pg_mop", "class_name": "Mixture", "config": config})
-    db.run(
-        "INSERT INTO grown (version, in_use, target, kind, transform, details, model_arch, model_weights) "
-        "SELECT 2, false, target, kind, transform, details, %s, %s FROM grown; "
-        "INSERT INTO grown (version, in_use, target, kind, transform, details, model_arch, model_weights) "
-        "SELECT 3, false, target, kind, transform, details, %s, %s FROM grown WHERE version = 1; "
-        "SELECT mop_use_version('grown', 2)",
-        [text, weights + trees, trees_alone(config), trees],
-    )
+    texts, total = bytes(row["model_weights"])[config["bytes"] :], sum(one["weight"] for one in config["trees"])
+    row = db.run("SELECT model_arch::text AS a, model_weights FROM wet_search WHERE mst_key = 1")[0]
+    net, weights = json.loads(row["a"]), bytes(row["model_weights"])
+    for version, share, own in ((2, 0.25, net), (3, 0, None), (4, 0.25, permuted(net))):
+        trees = [{**one, "weight": (1 - share) * one["weight"] / total} for one in config["trees"]]
+        config = {"net": own, "weight": share, "bytes": len(weights) if own else 0, "trees": trees}
+        total = 1 - share
+        db.run(
+            "INSERT INTO grown (version, in_use, target, kind, transform, details, model_arch, model_weights) "
+            f"SELECT {version}, false, target, kind, transform, details, %s, %s FROM grown WHERE version = 1",
+            [
+                json.dumps({"module": "pg_mop", "class_name": "Mixture", "config": config}),
+                (weights if own else b"") + texts,
+            ],
+        )
+    db.run("SELECT mop_use_version('grown', 2)")
 
 
-def trees_alone(config):
-    only = {"net": None, "weight": 0, "bytes": 0}
-    trees = [{**one, "weight": one["weight"] / 0.75} for one in config["trees"]]
-    return json.dumps({"module": "pg_mop", "class_name": "Mixture", "config": {**config, **only, "trees": trees}})
+def permuted(net):
+    """The same net with a layer more, which NumPy does not compute here."""
+    net = json.loads(json.dumps(net))
+    (last,) = net["config"]["output_layers"]
+    layer = {"class_name": "Permute", "name": "more", "config": {"name": "more", "dims": [1]}}
+    net["config"]["layers"].append({**layer, "inbound_nodes": [[[last[0], 0, 0, {}]]]})
+    net["config"]["output_layers"] = [["more", 0, 0]]
+    return net
 
 
 def answers(db, model, version, what="(probabilities->>'yes')::float8"):
@@ -87,13 +93,14 @@ def test_the_answer_is_the_weighted_mean_of_the_members(fields):
     fields.run("SELECT mop_deploy('alone', 'wet_search', 1)")
     mean = 0.25 * answers(fields, "alone", 1) + 0.75 * answers(fields, "grown", 3)
     assert np.allclose(answers(fields, "grown", 2), mean, rtol=1e-4)
-    rows = fields.run("SELECT mop_probability('grown', f, 'yes') AS p FROM fields f ORDER BY id")
-    assert np.allclose([row["p"] for row in rows], mean, rtol=1e-4)
+    for version in (2, 4):
+        rows = fields.run(f"SELECT mop_probability('grown', f, 'yes', {version}) AS p FROM fields f ORDER BY id")
+        assert np.allclose([row["p"] for row in rows], mean, rtol=1e-4)
 
 
 def test_all_that_reads_a_version_reads_its_trees(fields):
     computed = fields.run("SELECT version, computed_by FROM mop_models WHERE name = 'grown' ORDER BY version")
-    assert [row["computed_by"] for row in computed] == ["backend"] * 3
+    assert [row["computed_by"] for row in computed] == ["backend"] * 3 + ["trainer: layer Permute"]
     for version in (2, 3):
         assert fields.run(f"SELECT * FROM mop_importance('grown', 'part_test', {version})")[0]["importance"] > 0
         explained = fields.run(

@@ -29,7 +29,7 @@ LEAST_ROWS, MOST_BYTES = 20_000, 512 << 20  # of the training rows, where there 
 SECONDS = 10.0  # that boosting is searched in a call of mop_ensemble
 
 
-def families_of(db: Database, text: str | None) -> tuple[str, ...]:
+def families_of(text: str | None) -> tuple[str, ...]:
     """The families that a call asks for; by default nets, and boosting where it is installed. Raises MopError."""
     if text is None:
         return FAMILIES if settings.is_installed(PACKAGE) else (NETS,)

@@ -132,7 +132,7 @@ class Training:
         if arguments.max_trials is not None and arguments.max_trials < 1:
             raise MopError(f"max_trials must be at least 1, not {arguments.max_trials:g}")
         self.most_members = ensembles.members_of_call("ensemble", arguments.ensemble)
-        self.families = boosting.families_of(db, arguments.families)
+        self.families = boosting.families_of(arguments.families)
         self.has_nets = boosting.NETS in self.families
         if not self.has_nets:
             self._check_without_nets()
