@@ -1,5 +1,5 @@
-"""Boosted trees by LightGBM, where it is installed: trials with early stopping, searched within a
-given time. Runs in the trainer.
+"""Boosted trees by LightGBM, where it is installed: trials with early stopping, searched within a given time. Runs in the
+trainer.
 
 A trial's result is LightGBM's text, which the backend reads by a reader of its own (pg_mop/inference/trees.py).
 """
@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-MOST_TRIALS, LEAST_TRIALS = 60, 8
+LEAST_TRIALS = 8  # of a table with few validation rows
 VALID_ROWS_PER_TRIAL = 5  # with few validation rows, the best of many trials is the luckiest
 LEAST_SECONDS = 0.5  # of the first trial
+FIRST, NEXT = 0.6, 0.25  # shares of the time that the first trial, and each other one, may take at most
 VAIN = 20  # trials without a better one, after which the search ends
 BETTER = 1e-4  # share by which a better loss is lower
 ROUNDS = 2000
@@ -28,14 +29,8 @@ RANDOM = 6  # trials after the first that are drawn at random; later ones vary a
 PARENTS, STEP = 3, 0.15  # the best trials that are varied; the deviation of a step, in the unit cube
 MANY, WIDE = 20_000, 100  # rows of a large table; elements of a wide one
 CELLS_PER_THREAD = 200_000  # elements: for fewer, threads cost more than they bring
-NOT_USED = (
-    "sklearn",
-    "pandas",
-    "matplotlib",
-    "pyarrow",
-    "dask",
-    "graphviz",
-)  # which LightGBM imports where they are installed
+# packages that LightGBM imports where they are installed
+NOT_USED = ("sklearn", "pandas", "matplotlib", "pyarrow", "dask", "graphviz")
 
 
 @dataclass
@@ -89,27 +84,40 @@ def imported() -> Any:
 
 
 def search(
-    train: Rows, valid: Rows, codes: list[int], classes: int, until: float, threads: int, seed: int, kept: int
+    train: Rows,
+    valid: Rows,
+    codes: list[int],
+    classes: int,
+    until: float,
+    most: int,
+    threads: int,
+    seed: int,
+    kept: int,
 ) -> list[Trial]:
     """The trials, in their order; `text` and `answers` of the best `kept` alone. Raises ImportError without LightGBM.
 
     `codes`: the elements that are category codes; `classes`: 0 for numbers. The first trial has good defaults. The search ends
-    at `until` (of time.monotonic, which all processes of a machine share), or when nothing gets better.
+    at `until` (of time.monotonic, which all processes of a machine share), after `most` trials, or when nothing gets better.
     """
-    searching = _Search(imported(), train, valid, codes, classes, max(1, threads), seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # (of parameters that the rows were not read with)
+        return _search(
+            _Search(imported(), train, valid, codes, classes, max(1, threads), seed), valid, until, most, kept
+        )
+
+
+def _search(searching: _Search, valid: Rows, until: float, most: int, kept: int) -> list[Trial]:
     until = max(until, time.monotonic() + LEAST_SECONDS)
     seconds = until - time.monotonic()
-    most = min(MOST_TRIALS, max(LEAST_TRIALS, len(valid.inputs) // VALID_ROWS_PER_TRIAL))
+    most = min(most, max(LEAST_TRIALS, len(valid.inputs) // VALID_ROWS_PER_TRIAL))
     trials: list[Trial] = []
     best, vain = math.inf, 0
     while len(trials) < most and vain < VAIN:
         left = until - time.monotonic()
-        if trials and left < max(0.02, trials[0].seconds / 4):
+        if trials and left < NEXT * trials[0].seconds:
             break
         place = searching.next_place(trials, seconds)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # (of a trial's parameters that the rows were not read with)
-            trial = searching.train(place, time.monotonic() + min(left, seconds / (4 if trials else 2)))
+        trial = searching.train(place, time.monotonic() + min(left, seconds * (NEXT if trials else FIRST)))
         trials.append(trial)
         vain = 0 if trial.loss < best * (1 - BETTER) else vain + 1
         best = min(best, trial.loss)
@@ -180,7 +188,7 @@ class _Search:
             params=self._fixed,
             free_raw_data=True,
         )
-        self._check = self._train.create_valid(valid.inputs, valid.targets, weight=valid.weights)
+        self._check = self._train.create_valid(valid.inputs, valid.targets, weight=valid.weights).construct()
 
     def next_place(self, trials: list[Trial], seconds: float) -> list[float]:
         """The place of the next trial: the defaults, a random one, or one beside a good one."""
@@ -195,7 +203,7 @@ class _Search:
             place = np.clip(parent.place + self._random.normal(0, STEP, len(self._space)), 0, 1).tolist()
         # a slower rate than the time of a trial allows would end too early
         first = trials[0]
-        slowest = first.params["learning_rate"] * first.seconds / (seconds / 4)
+        slowest = first.params["learning_rate"] * first.seconds / (seconds * NEXT)
         rate = self._space[0]
         return [max(place[0], min(rate.place(max(slowest, rate.least)), 1.0)), *place[1:]]
 

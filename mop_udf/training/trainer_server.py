@@ -322,7 +322,7 @@ class TrainerServer:
                 targets = np.frombuffer(next(given), "<f8")
                 rows.append(boosting.Rows(inputs, targets, np.frombuffer(next(given), "<f8") if is_weighted else None))
             train, valid = rows
-            limits = {name: header[name] for name in ("until", "threads", "seed", "kept")}
+            limits = {name: header[name] for name in ("until", "most", "threads", "seed", "kept")}
             trials = boosting.search(train, valid, header["codes"], header["classes"], **limits)
             kept = [(number, one.text, one.answers) for number, one in enumerate(trials) if one.answers is not None]
             answer = {"trials": [one.to_json() for one in trials], "kept": [number for number, _, _ in kept]}

@@ -23,8 +23,8 @@ NETS, BOOSTING = "nets", "boosting"
 FAMILIES = (NETS, BOOSTING)
 PACKAGE = "lightgbm"
 MOST_CLASSES = 200  # a round has a tree for each class
-KEPT = 5  # trials that may be members
-CELLS_PER_SECOND = 1_000_000  # elements of training rows, for each second and thread: some hundred rounds are trained
+MOST_TRIALS, KEPT = 60, 5  # trials, and those that may be members
+CELLS_PER_SECOND = 250_000  # elements of training rows, for each second and thread: some hundred rounds are trained
 LEAST_ROWS, MOST_BYTES = 20_000, 512 << 20  # of the training rows, where there are more
 SECONDS = 10.0  # that boosting is searched in a call of mop_ensemble
 
@@ -112,7 +112,13 @@ def target_of(packed: PackedTable, arrays: list[np.ndarray], is_balanced: bool) 
 
 
 def train(
-    db: Database, session: Session, packed_text: str | None, valid: Target, is_balanced: bool, seconds: float
+    db: Database,
+    session: Session,
+    packed_text: str | None,
+    valid: Target,
+    is_balanced: bool,
+    seconds: float,
+    most_trials: float | None = None,
 ) -> Boosted:
     """Search boosted trees on a packed table for so many seconds; `valid`: the rows that judge. Raises MopError."""
     began = time.monotonic()
@@ -142,6 +148,7 @@ def train(
                 "codes": encoder.codes,
                 "classes": classes,
                 "until": began + seconds,
+                "most": int(min(MOST_TRIALS, most_trials or MOST_TRIALS)),
                 "threads": threads,
                 "seed": 1 if seed is None else seed,
                 "kept": KEPT,

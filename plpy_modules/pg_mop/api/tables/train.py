@@ -216,7 +216,7 @@ class Training:
     def _check_without_nets(self) -> None:
         """Raises MopError where the call asks for what nets alone have."""
         a, hint = self.arguments, f"families => '{boosting.NETS}, {boosting.BOOSTING}'"
-        asked = [name for name in ("folds", "layers", "max_trials") if getattr(a, name) is not None]
+        asked = [name for name in ("folds", "layers") if getattr(a, name) is not None]
         if asked:
             raise MopError(f"{asked[0]} is of nets, and families has none", hint=hint)
         if self.db.explaining is not None:
@@ -485,7 +485,8 @@ class Training:
             with self.db.undone():
                 rows = ensembles.Rows(self.db, n["checked"], self.balanced)
             seconds = self.boosting_seconds(prepared)
-            found = boosting.train(self.db, session, n["packed"], rows.target, self.balanced, seconds)
+            most = self.arguments.max_trials
+            found = boosting.train(self.db, session, n["packed"], rows.target, self.balanced, seconds, most)
         except MopError as error:
             if not self.has_nets:
                 raise
