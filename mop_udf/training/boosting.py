@@ -19,7 +19,7 @@ import numpy as np
 LEAST_TRIALS = 8  # of a table with few validation rows
 VALID_ROWS_PER_TRIAL = 5  # with few validation rows, the best of many trials is the luckiest
 LEAST_SECONDS = 0.5  # of the first trial
-FIRST, NEXT = 0.6, 0.25  # shares of the time that the first trial, and each other one, may take at most
+NEXT = 0.25  # share of the time that a trial after the first may take; what is left, if the first needs more, is too little
 VAIN = 20  # trials without a better one, after which the search ends
 BETTER = 1e-4  # share by which a better loss is lower
 ROUNDS = 2000
@@ -117,7 +117,7 @@ def _search(searching: _Search, valid: Rows, until: float, most: int, kept: int)
         if trials and left < NEXT * trials[0].seconds:
             break
         place = searching.next_place(trials, seconds)
-        trial = searching.train(place, time.monotonic() + min(left, seconds * (NEXT if trials else FIRST)))
+        trial = searching.train(place, time.monotonic() + (min(left, seconds * NEXT) if trials else left))
         trials.append(trial)
         vain = 0 if trial.loss < best * (1 - BETTER) else vain + 1
         best = min(best, trial.loss)
