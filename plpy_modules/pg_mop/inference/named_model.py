@@ -586,6 +586,8 @@ def origin_of(
     if part is not None or is_query(source):
         origin = in_brackets(part or str(source))
         with nullcontext() if part is not None else db.caller_path():
+            # a text that is several statements in one form is a syntax error in the other, before anything of it runs
+            db.plpy.prepare(f"SELECT * FROM (SELECT * FROM {origin} t) q")
             result = db.plpy.execute(db.plpy.prepare(f"SELECT * FROM {origin} t LIMIT 0"))
         names = result.colnames()
         for name in names:
