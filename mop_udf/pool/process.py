@@ -366,6 +366,12 @@ def memory_mb_of(pid: int | None) -> int:
         return int(file.read().split()[1]) * PAGE_BYTES >> 20
 
 
+def processor_ticks_of(pid: int | None) -> int:
+    """The processor time that a process has had, in ticks of the clock. Raises OSError where it has ended."""
+    with open(f"/proc/{pid}/stat") as file:
+        return sum(map(int, file.read().rpartition(")")[2].split()[11:13]))
+
+
 def main_part_mb(options: Mapping[str, Any]) -> int | None:
     """The part of main memory that a trainer with these options takes at most."""
     return options.get("device_mb") if options.get("gpu") is None else None

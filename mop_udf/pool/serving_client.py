@@ -13,8 +13,19 @@ from typing import Any
 
 from mop_udf.pool import fork_server_client
 from mop_udf.pool.channel import Channel, ChannelClosed
-from mop_udf.pool.process import TrainerLost, check_answer, main_part_mb, memory_mb_of, serving_request
+from mop_udf.pool.patience import Patience
+from mop_udf.pool.process import (
+    TrainerLost,
+    check_answer,
+    main_part_mb,
+    memory_mb_of,
+    processor_ticks_of,
+    serving_request,
+)
 
+STUCK_SECONDS = (
+    10  # that a process may be without a moment of processor time while a session waits: it is stopped, or hangs
+)
 TRIES = 3  # of a request: at an old connection, whose process may have ended at rest; at a new one; and once more
 
 
@@ -37,6 +48,10 @@ class Served:
         self._socket: socket.socket | None = None
         self._file: int | None = None  # a pidfd
         self.pid: int | None = None
+        self._ticks, self._patience = (
+            -1,
+            Patience(STUCK_SECONDS),
+        )  # the processor time of the process, and since it has not grown
         self._lost: int | None = None  # the process that has ended the connection, if that was the last one
 
     def request(self, options: Mapping[str, Any], header: dict[str, Any], *payloads: Any) -> tuple[dict[str, Any], Any]:
@@ -48,6 +63,7 @@ class Served:
         for _ in range(TRIES):
             try:
                 channel = self._connected(options)
+                self._ticks = -1
                 channel.send(header, *payloads)
                 answer, found = channel.receive()
             except (ChannelClosed, OSError, ValueError):
@@ -82,10 +98,14 @@ class Served:
         self._options, self._file = options, os.pidfd_open(self.pid)
 
     def _watch(self) -> None:
-        """End a process that holds too much memory, and check interrupts. Called at least every 0.1 s while waiting."""
+        """End a process that holds too much memory, or does nothing; check interrupts. Called at least every 0.1 s while
+        waiting."""
         assert self._options is not None and self._file is not None
         limits = [mb for mb in (self._options.get("memory_mb"), main_part_mb(self._options)) if mb]
-        if limits and memory_mb_of(self.pid) > min(limits):
+        ticks = processor_ticks_of(self.pid)
+        if ticks != self._ticks:
+            self._ticks, self._patience = ticks, Patience(STUCK_SECONDS)
+        if limits and memory_mb_of(self.pid) > min(limits) or self._patience.over():
             signal.pidfd_send_signal(self._file, signal.SIGKILL)
         self._check_interrupts()
 

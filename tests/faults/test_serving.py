@@ -167,6 +167,15 @@ def test_a_killed_process_costs_one_retry(db, sessions):
     assert len(serving(db)) == 1 and ask(ana) == pytest.approx(wanted)
 
 
+def test_a_stopped_process_is_replaced(db, sessions):
+    (ana,) = sessions(1)
+    wanted = ask(ana)
+    (pid,) = serving(db)
+    os.kill(pid, signal.SIGSTOP)
+    assert ask(ana) == pytest.approx(wanted)
+    assert pid not in serving(db) and not pathlib.Path(f"/proc/{pid}").exists() and not trainers()
+
+
 def waits(db, client):
     """Whether a session is within a statement, which it stays while its process is stopped."""
     return db.value(

@@ -9,7 +9,7 @@ from support.functions import NAMES
 
 OF_PREDICTION = set(
     "mop_predict_row mop_predict_source mop_predict_rows mop_predict_few mop_answer mop_row mop_large_row "
-    "mop_trained_columns mop_explain_row mop_place_of_version mop_hand_over".split()
+    "mop_trained_columns mop_explain_row mop_place_of_version mop_hand_over mop_answer_blocks mop_answer_arrays".split()
 )  # which the functions for users call
 
 

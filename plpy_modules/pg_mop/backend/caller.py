@@ -264,6 +264,16 @@ class CallerSession:
         self._set_path("pg_catalog, pg_temp")
         self._set_local(_changed(before))
 
+    @contextmanager
+    def local_settings(self, settings: Mapping[str, str]) -> Iterator[None]:
+        """Give settings of PostgreSQL other values until the block ends."""
+        before = {name: self.value("SELECT pg_catalog.current_setting($1)", ["text"], [name]) for name in settings}
+        self._set_local(settings)
+        try:
+            yield
+        finally:
+            self._set_local(before)
+
     def _set_local(self, settings: Mapping[str, str]) -> None:
         """Set the pinned settings. Greenplum sends each one to all segments: set only those that differ."""
         if not settings:

@@ -176,6 +176,11 @@ class Column(ABC):
         """SQL: what the packing query reads of a row of the source, one value or several. (Most types: the raw value.)"""
         return [self.raw_sql()]
 
+    def numbers_and_texts(self) -> tuple[list[str], list[str]] | None:
+        """SQL: the wires of a row as single numbers (double precision) and texts, whose arrays over many rows `encode` takes;
+        None where they are of other types."""
+        return None
+
     def wire_parts(self, values: list[str]) -> list[str]:
         """SQL: the parts, which are columns `values` now, as `encode` takes them, one argument each."""
         return [self.wire_sql(value) for value in values]

@@ -87,7 +87,8 @@ class Features(Column):
     """The features of one packed column. Parameters: `features` (JSON of each), `shape`.
 
     A row has two wires: an array with the numbers of all number features, in binary form, with NaN for NULL; and an array
-    with the texts of all others. The column does not belong to a single column of the source: `name` is free.
+    with the texts of all others. `encode` also takes the numbers as a matrix [rows, number features]. The
+    column does not belong to a single column of the source: `name` is free.
     """
 
     type_name = "features"
@@ -135,13 +136,17 @@ class Features(Column):
         return ARRAY_HEADER + 12 * len(self.numbers) + TEXT_BYTES * len(self.texts)
 
     def raw_parts(self) -> list[str]:
+        numbers, texts = self.numbers_and_texts()
         parts = []
-        if self.numbers:
-            sent = ", ".join(f"coalesce({feature.wire_sql()}, 'NaN')" for feature in self.numbers)
-            parts.append(f"pg_catalog.array_send(ARRAY[{sent}]::double precision[])")
-        if self.texts:
-            parts.append(f"ARRAY[{', '.join(feature.wire_sql() for feature in self.texts)}]::text[]")
+        if numbers:
+            parts.append(f"pg_catalog.array_send(ARRAY[{', '.join(numbers)}]::double precision[])")
+        if texts:
+            parts.append(f"ARRAY[{', '.join(texts)}]::text[]")
         return parts
+
+    def numbers_and_texts(self) -> tuple[list[str], list[str]]:
+        numbers = [f"coalesce({feature.wire_sql()}, 'NaN')" for feature in self.numbers]
+        return numbers, [feature.wire_sql() for feature in self.texts]
 
     def values_of(self, parts: list[list[Any]]) -> list[Any]:
         """The numbers' wires, if any, and the texts of each feature."""
@@ -200,6 +205,8 @@ class Features(Column):
 
         if not self.numbers:
             return binary.np.zeros((0, 0))
+        if isinstance(values[0], binary.np.ndarray):
+            return values[0]
         return binary.read(values[0], [len(self.numbers)], "double precision", self.name)
 
     def _texts(self, values: list[Any]) -> list[list[str | None]]:

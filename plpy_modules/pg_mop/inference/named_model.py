@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -32,7 +32,7 @@ from pg_mop.inference.custom_code import CustomCode
 from pg_mop.inference.ensemble import Mixture
 from pg_mop.inference.model import Model
 from pg_mop.inference.model_parts import part_query
-from pg_mop.inference.row_inputs import RowInputs
+from pg_mop.inference.row_inputs import CHUNK_BYTES, RowInputs
 from pg_mop.inference.tree_inputs import TreeInputs
 from pg_mop.inference.version_rows import IS_MODEL, TYPES, SharedRows, VersionRows
 from pg_mop.packing.row_source import in_brackets, is_query
@@ -45,6 +45,8 @@ IS_SAFE = (
     + "))"
 )
 MOST_ELEMENTS = 1 << 26  # of a row of an input
+PROBABILITY_BYTES = 100  # of a class in an answer: Python's numbers, their text, and JSON
+MOST_TEXTS = 100_000  # numbers that are written at a time
 NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # the character U+0000 in JSON
 MOST_STEPS = 20_000_000  # nodes of trees that the rows of a chunk pass: part of a second
 KEPT = 8  # models that a session keeps
@@ -114,36 +116,77 @@ class NamedModel(RowInputs, Model):
         self.source, self.weight_bytes = rows.source(db, version, row["reference"], what), row["bytes"]
         with _reading(what):
             self.transform = transform_from_json(json.loads(row["transform"]))
-            outputs = len(self.transform.outputs)
-            self.mixture = Mixture.read(row["arch"], row["bytes"])
         self.code = CustomCode.of_details(row["details"], what)
         digests = self.code.digests if self.code is not None else None
-        if self.mixture is None:
-            self._read_architecture(row["arch"], None, outputs, what, digests)
-        else:
-            self._read_mixture(self.mixture, outputs, what, digests)
+        self._take_architecture(row["arch"], row["bytes"], what, digests)
+        self._whole = self.source
+        if self.mixture is not None:
+            self.weight_bytes = self.mixture.net_bytes
+            self.source = weights.PartOf("", what, whole=self.source, size=self.weight_bytes)
         if self.code is not None:
             self.objects = self.code.read(db, what)
         with _reading(what):
             self._check_inputs()
-            self.inputs = self.input_columns([column.name for column in self.transform.inputs])
+            self._take_inputs()
             self.wires_sql()
             self.output.labels(1)
             assert self.chunk_rows > 0
 
-    def _read_mixture(self, mixture: Mixture, outputs: int, what: str, digests: Mapping[str, str] | None) -> None:
-        """Take the net of a mixture for the version's own."""
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], architecture_text: str, weights: bytes) -> NamedModel:
+        """The model that another process describes (see `to_json`), whose net this process computes: it answers for values."""
+        model = cls.__new__(cls)
+        model._take_description(data)
+        model._take_architecture(architecture_text, len(weights), data["what"])
+        model._take_inputs()
+        model._take_weights(weights)
+        return model
+
+    def whole(self, db: Database) -> tuple[str, Any]:
+        """The architecture (JSON) and the weights of the version, with those of its trees."""
+        return self._whole_text, self._whole.read(db)
+
+    def _take_architecture(self, text: str, size: int, what: str, digests: Mapping[str, str] | None = None) -> None:
+        """Take the net and the trees of an architecture with so many bytes of weights; `digests`: of custom code."""
+        outputs = len(self.transform.outputs)
         with _reading(what):
-            if self.source.reference is not None:
-                raise ValueError("weights in parts")
-            self._tree_inputs = TreeInputs(self.transform.inputs)
-        self._whole, self.weight_bytes = self.source, mixture.net_bytes
-        self.source = weights.PartOf("", what, whole=self._whole, size=mixture.net_bytes)
-        if mixture.net is not None:
-            self._read_architecture(mixture.net, None, outputs, what, digests)
+            self.mixture, self._whole_text = Mixture.read(text, size), text
+            if self.mixture is not None:
+                self._tree_inputs = TreeInputs(self.transform.inputs)
+        net = text if self.mixture is None else self.mixture.net
+        if net is not None:
+            self._read_architecture(net, None, outputs, what, digests)
             return
         self.architecture_text, self.architecture, self.weights, self.what = "", {}, None, what
         self.input_shapes, self.outputs = [list(column.shape) for column in self.transform.inputs], [None] * outputs
+
+    def _take_weights(self, whole: Any) -> None:
+        """Read the trees; and make the net for this process, which can compute it."""
+        if self.mixture is not None:
+            self._read_trees(self.mixture, memoryview(whole))
+            whole = whole[: self.mixture.net_bytes]
+        if self._net is None:
+            self._take_net(whole)
+
+    def _take_net(self, own: Any) -> None:
+        net = forward.compiled(self.architecture, own)
+        self._net, self.outputs, self.steps = net, [net.shapes[0][0]], [[]]
+
+    def _read_trees(self, mixture: Mixture, whole: memoryview) -> None:
+        width = 1 if self.regression else len(self.output.classes or ())
+        with _reading(self.what):
+            found = [
+                (share, trees.read(whole[first : first + size], self._tree_inputs.width))
+                for share, first, size in mixture.places()
+            ]
+            if any(own.width != width for _, own in found):
+                raise ValueError(f"trees do not have {width} outputs")
+        self._trees = found
+        if mixture.net is None:
+            self._net, self.outputs, self.steps = lambda arrays: [np.zeros((len(arrays[0]), width))], [width], [[]]
+
+    def _take_inputs(self) -> None:
+        self.inputs = self.input_columns([column.name for column in self.transform.inputs])
 
     def _check_inputs(self) -> None:
         """Raises ValueError where the columns of the transform are not the inputs of the net."""
@@ -209,37 +252,26 @@ class NamedModel(RowInputs, Model):
         """The net for this process; None where a trainer must compute it: it has other layers, code, or many weights, or its
         columns need a trainer. The version's trees are read, too: `outputs_of` needs them. Raises MopError."""
         if self.mixture is not None and self._trees is None:
-            self._trees = self._read_trees(db, self.mixture)
-            if self.mixture.net is None:
-                width = self._trees[0][1].width
-                self._net, self.outputs, self.steps = lambda arrays: [np.zeros((len(arrays[0]), width))], [width], [[]]
+            self._read_trees(self.mixture, memoryview(self._whole.read(db)))
         if self._net is None and not self._needs_trainer:
             is_whole = self.code is None and self.source.reference is None
             if is_whole and obstacle(self.inputs, self.architecture_text, self.weight_bytes) is None:
-                net = forward.compiled(self.architecture, self.source.read(db))
-                self._net, self.outputs, self.steps = net, [net.shapes[0][0]], [[]]
+                self._take_net(self.source.read(db))
             self._needs_trainer = self._net is None
         return self._net
 
-    def _read_trees(self, db: Database, mixture: Mixture) -> list[tuple[float, trees.Trees]]:
-        with _reading(self.what):
-            width = 1 if self.regression else len(self.output.classes or ())
-            whole = memoryview(self._whole.read(db))
-            found = [
-                (share, trees.read(whole[first : first + size], self._tree_inputs.width))
-                for share, first, size in mixture.places()
-            ]
-            if any(own.width != width for _, own in found):
-                raise ValueError(f"trees do not have {width} outputs")
-        return found
+    @property
+    def own_net(self) -> Computer | None:
+        """The net for this process, if `net` has made one."""
+        return self._net
+
+    # --- rows ---
 
     @property
     def chunk_rows(self) -> int:
-        """How many rows are read at a time: a cancel is heard between two chunks."""
-        steps = sum(own.steps for _, own in self._trees or ())
-        return max(1, min(super().chunk_rows, MOST_STEPS // max(1, steps)))
-
-    # --- rows ---
+        answer_bytes = PROBABILITY_BYTES * (self.outputs[0] or 1)
+        steps = sum(own.steps for _, own in self._trees or ())  # (a cancel is heard between two chunks)
+        return max(1, min(super().chunk_rows, CHUNK_BYTES // answer_bytes, MOST_STEPS // max(1, steps)))
 
     @functools.cached_property
     def row_query(self) -> str:
@@ -328,9 +360,15 @@ class NamedModel(RowInputs, Model):
 
         `unseen`: {column: values that training rows did not have}, to which those of new columns are added.
         """
+        return self.encode_values(computer, self.values(rows), unseen)
+
+    def encode_values(
+        self, computer: Computer, inputs: Iterable[tuple[Column, list[Any]]], unseen: dict[str, list[str]] | None = None
+    ) -> list[np.ndarray]:
+        """The same of the values of each input."""
         arrays = []
         with _reading(self.what):
-            for column, values in self.values(rows):
+            for column, values in inputs:
                 if column.needs_trainer:  # (another call of the session may have lent the column its own)
                     column.decoded_by(computer)
                 arrays.append(column.encode_for_prediction(values))
@@ -373,7 +411,7 @@ class NamedModel(RowInputs, Model):
         if width not in self._answer_forms:
             labels = self.labels(width)
             names = (json.dumps(label).replace("%", "%%") for label in labels)
-            self._answer_forms[width] = labels, "{" + ", ".join(f"{name}: %r" for name in names) + "}"
+            self._answer_forms[width] = labels, "{" + ", ".join(f"{name}: %s" for name in names) + "}"
         return self._answer_forms[width]
 
     @functools.cached_property
@@ -388,6 +426,11 @@ class NamedModel(RowInputs, Model):
                 "output": self.output.to_keras(),
                 "classes": not self.regression,
             }
+
+    @property
+    def answer_columns(self) -> list[tuple[str, str]]:
+        """(name, SQL type) of the columns of answers in a table."""
+        return [("prediction", self.prediction_type), ("probability", "double precision"), ("probabilities", "jsonb")]
 
     @property
     def prediction_type(self) -> str:
@@ -441,6 +484,44 @@ def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
     ]
 
 
+def answer_arrays(model: NamedModel, outputs: np.ndarray) -> list[str | None]:
+    """The answers of the outputs of many rows, as texts of three arrays: of predictions, probabilities, and probabilities as
+    JSON; a regression has the first alone. PostgreSQL reads such a text in half the time of a list."""
+    if model.regression:
+        values = outputs[:, 0].tolist()
+        return [_array(_number_text(v) if math.isfinite(v) else "NULL" for v in values), None, None]
+    width = outputs.shape[1]
+    labels, template = model.answer_form(width)
+    labels, template = [_quoted(label) for label in labels], _quoted(template)
+    finite = np.isfinite(outputs.sum(1))
+    predictions, probabilities, texts = ([], [], [])  # type: tuple[list[str], list[str], list[str]]
+    step = max(1, MOST_TEXTS // width)
+    for start in range(0, len(outputs), step):
+        part, is_finite = outputs[start : start + step], finite[start : start + step]
+        best, numbers = part.argmax(1), list(map(repr, part.ravel().tolist()))
+        highest = (best + np.arange(len(part)) * width).tolist()
+        if is_finite.all():
+            predictions += [labels[place] for place in best.tolist()]
+            probabilities += [numbers[place] for place in highest]
+            texts.append(",".join([template] * len(part)) % tuple(numbers))
+            continue
+        for row, (place, high, is_known) in enumerate(zip(best.tolist(), highest, is_finite.tolist())):
+            predictions.append(labels[place] if is_known else "NULL")
+            probabilities.append(numbers[high] if is_known else "NULL")
+            texts.append(template % tuple(numbers[row * width : (row + 1) * width]) if is_known else "NULL")
+    return [_array(predictions), _array(probabilities), _array(texts)]
+
+
+def _array(elements: Iterable[str]) -> str:
+    return f"{{{','.join(elements)}}}"
+
+
+def _quoted(text: str) -> str:
+    """An element of an array, in the text of the array."""
+    escaped = text.replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'
+
+
 def _number_text(value: float) -> str:
     """The shortest text of exactly this double."""
     return repr(value).removesuffix(".0")
@@ -471,10 +552,17 @@ class RowReader:
             check_missing(model, self.missing)
 
     def sql(self, extra: Sequence[str] = ()) -> str:
-        """SQL: wires w0, w1, ... and further expressions e0, e1, ... of each row.
+        """SQL: wires w0, w1, ... and further expressions e0, e1, ... of each row."""
+        entries = [f"{wire} AS w{i}" for i, wire in enumerate(self.model.wires_sql())]
+        entries += [f"__mop_e{i} AS e{i}" for i in range(len(extra))]
+        return f"SELECT {', '.join(entries)} FROM {self.values_sql(extra)}"
 
-        It may run with the caller's search_path. So each function and operator in it is qualified, or its arguments have
-        exactly the types that it is declared with: PostgreSQL would prefer another role's function with these types.
+    def values_sql(self, extra: Sequence[str] = (), where: str = "") -> str:
+        """SQL after FROM: the rows, their columns with the types of training, and further expressions __mop_e0, ...
+
+        `where`: a condition on the rows t of the source, or ''. The SQL may run with the caller's search_path. So each function
+        and operator in it is qualified, or its arguments have exactly the types that it is declared with: PostgreSQL would
+        prefer another role's function with these types.
         """
         inner = [
             (
@@ -486,9 +574,7 @@ class RowReader:
             for name, sql_type in self.types.items()
         ]
         inner += [f"{expression} AS __mop_e{i}" for i, expression in enumerate(extra)]
-        entries = [f"{wire} AS w{i}" for i, wire in enumerate(self.model.wires_sql())]
-        entries += [f"__mop_e{i} AS e{i}" for i in range(len(extra))]
-        return f"SELECT {', '.join(entries)} FROM (SELECT {', '.join(inner)} FROM {self.origin} t) q"
+        return f"(SELECT {', '.join(inner)} FROM {self.origin} t {where}) q"
 
     def chunks(self, extra: Sequence[str] = ()) -> Iterator[list[Any]]:
         """Chunks of rows."""
@@ -579,14 +665,18 @@ def tell_unseen(db: Database, unseen: dict[str, list[str]], lost: dict[str, list
         )
 
 
-def origin_of(db: Database, source: str | None, part: str | None = None) -> tuple[str, dict[str, str], dict[str, str]]:
-    """(SQL after FROM, {column: type without the domain}, {column: type}) of a table, view or query.
+def origin_of(
+    db: Database, source: str | None, part: str | None = None
+) -> tuple[Table | str, dict[str, str], dict[str, str]]:
+    """(the table or view, or the query in brackets, {column: type without the domain}, {column: type}) of a source.
 
     `part`: our own query that the source stands for. Raises MopError. Writes nothing.
     """
     if part is not None or is_query(source):
         origin = in_brackets(part or str(source))
         with nullcontext() if part is not None else db.caller_path():
+            # a text that is several statements in one form is a syntax error in the other, before anything of it runs
+            db.plpy.prepare(f"SELECT * FROM (SELECT * FROM {origin} t) q")
             result = db.plpy.execute(db.plpy.prepare(f"SELECT * FROM {origin} t LIMIT 0"))
         names = result.colnames()
         for name in names:
@@ -608,7 +698,7 @@ def origin_of(db: Database, source: str | None, part: str | None = None) -> tupl
         ["oid"],
         [table.oid],
     )
-    return str(table), plain_types(db, table), {row["attname"]: row["t"] for row in rows}
+    return table, plain_types(db, table), {row["attname"]: row["t"] for row in rows}
 
 
 def is_named(db: Database, table: Table) -> bool:

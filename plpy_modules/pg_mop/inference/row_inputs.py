@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import quote_literal
@@ -69,6 +70,29 @@ class RowInputs:
     def _wire_counts(self) -> list[int]:
         """How many wires each input has."""
         return [len(column.raw_parts()) for column in self.inputs]
+
+    def numbers_and_texts(self) -> tuple[list[str], list[str]] | None:
+        """SQL: the wires of all inputs as single numbers and texts (`Column.numbers_and_texts`); None where one has others."""
+        found = [column.numbers_and_texts() for column in self.inputs]
+        if None in found:
+            return None
+        numbers, texts = ([sql for own in found for sql in own[kind]] for kind in (0, 1))  # type: ignore[index]
+        return numbers, texts
+
+    def values_of_arrays(
+        self, numbers: Sequence[Any] | None, texts: Sequence[Any] | None
+    ) -> Iterator[tuple[Column, list[Any]]]:
+        """What `values` yields, from the values of many rows: an array for each of `numbers_and_texts`."""
+        first_number = first_text = 0
+        for column in self.inputs:
+            own_numbers, own_texts = column.numbers_and_texts() or ([], [])
+            values: list[Any] = []
+            if own_numbers:
+                own = (numbers or ())[first_number : first_number + len(own_numbers)]
+                values.append(np.array(own, "f8").T)
+            values += (texts or ())[first_text : first_text + len(own_texts)]
+            yield column, values
+            first_number, first_text = first_number + len(own_numbers), first_text + len(own_texts)
 
     def values(self, rows: Sequence[Any]) -> Iterator[tuple[Column, list[Any]]]:
         """(input, its wires as `encode` takes them) of each input, from rows with wires w0, w1, ..."""

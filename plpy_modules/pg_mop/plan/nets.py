@@ -33,15 +33,16 @@ class Body:
     pieces: bool = False
 
 
-# the names that mop_architecture takes
+# The names that mop_architecture takes. Most have no Dropout: decay of the weights does as well, and XLA, which is several
+# times as fast, draws other random numbers than TensorFlow.
 BODIES: dict[str, Body] = {
     "linear": Body(()),
     "small": Body((32,)),
-    "medium": Body((128, 64), 0.1),
+    "medium": Body((128, 64)),
     "large": Body((256, 128, 64), 0.2),
-    "residual": Body((128, 128), 0.1, residual=True),
-    "gated": Body((128, 64), 0.1, gated=True),
-    "pieces": Body((128, 64), 0.1, pieces=True),
+    "residual": Body((128, 128), residual=True),
+    "gated": Body((128, 64), gated=True),
+    "pieces": Body((128, 64), pieces=True),
 }
 DEFAULT = ("linear", "small", "medium", "residual", "pieces")  # "pieces" where there are numbers in enough rows
 ROWS_FOR_PIECES = 1000  # with fewer training rows, a net in pieces learns them by heart

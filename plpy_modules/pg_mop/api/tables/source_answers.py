@@ -9,11 +9,14 @@ from typing import Any
 
 from mop_udf.aggregate import Session
 from pg_mop.api.common.session import computer_of, give_back_at_end, with_trainer
+from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, without_nul
 from pg_mop.backend.functions import called_as
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
-from pg_mop.inference.named_model import Answer, NamedModel, RowReader
+from pg_mop.inference import block_answers
+from pg_mop.inference.block_answers import Blocks
+from pg_mop.inference.named_model import NamedModel, RowReader, answer_arrays, answers
 
 Row = tuple[Any, ...]  # kept columns as JSON, prediction, probability, probabilities
 
@@ -86,8 +89,8 @@ def _parts(
     objects = [f"pg_catalog.jsonb_build_object({', '.join(pairs[i : i + 50])})" for i in range(0, len(pairs), 50)]
     extra = [f"({' OPERATOR(pg_catalog.||) '.join(objects)})::text"] if objects else []
     with computer_of(db, session, named) as computer, without_nul(db, [*named.json_columns, *names]):
-        for chunk, chunk_answers in _answered(named, computer, reader, extra):
-            yield [(row["e0"] if extra else None, *answer) for row, answer in zip(chunk, chunk_answers)]
+        for chunk, outputs in _outputs(named, computer, reader, extra):
+            yield [(row["e0"] if extra else None, *answer) for row, answer in zip(chunk, answers(named, outputs))]
 
 
 @with_trainer
@@ -108,34 +111,48 @@ def mop_predict_into(
     for name in kept_columns:
         if name in ("prediction", "probability", "probabilities"):
             raise MopError(f'keep: column "{name}" has the name of a column of answers', hint="Rename it in a view.")
-    names = [quote_identifier(name) for name in kept_columns]
-    types = [reader.exact_types[name] for name in kept_columns]
-    answer_types = [named.prediction_type, "double precision", "jsonb"]
-    columns = [*zip(names, types), *zip(("prediction", "probability", "probabilities"), answer_types)]
-    db.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {sql_type}' for name, sql_type in columns)})")
+    with without_nul(db, named.json_columns):
+        blocks = Blocks.of(db, reader, named) if named.net(db) is not None else None
+        if blocks is not None:
+            count, unseen = block_answers.write(db, named, reader, blocks, table, kept_columns)
+            reader.tell_missing()
+            reader.tell_unseen(unseen)
+        else:
+            count = _write(db, session, named, reader, table, kept_columns)
     db.identify_by_all(table)
-    casts = ", ".join(f"(p.c{i})::{sql_type}" for i, (_, sql_type) in enumerate(columns))
+    return count
+
+
+def _write(
+    db: Database, session: Session, named: NamedModel, reader: RowReader, table: str, kept_columns: list[str]
+) -> int:
+    """Create a table (quoted) of the kept columns and the answers, and write it in chunks. Returns the rows."""
+    names = [quote_identifier(name) for name in kept_columns]
+    columns = [*zip(names, (reader.exact_types[name] for name in kept_columns)), *named.answer_columns]
+    db.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {sql_type}' for name, sql_type in columns)})")
+    casts = [f"(p.c{i})::{sql_type}" for i, (_, sql_type) in enumerate(columns)]
+    arrays = [f"${i + 1}" if i < len(names) else f"${i + 1}::{sql_type}[]" for i, (_, sql_type) in enumerate(columns)]
     insert = db.plpy.prepare(
-        f"INSERT INTO {table} SELECT {casts} FROM unnest({', '.join(f'${i + 1}' for i in range(len(columns)))}) "
+        f"INSERT INTO {table} SELECT {', '.join(casts)} FROM unnest({', '.join(arrays)}) "
         f"AS p({', '.join(f'c{i}' for i in range(len(columns)))})",
-        [*["text[]"] * len(names), "text[]", "float8[]", "text[]"],
+        [*["text[]"] * len(names), *["text"] * len(named.answer_columns)],
     )
     extra = [f"{name}::text" for name in names]
     count = 0
-    with computer_of(db, session, named) as computer, without_nul(db, named.json_columns):
-        for chunk, rows_written in _answered(named, computer, reader, extra):
+    with computer_of(db, session, named) as computer:
+        for chunk, outputs in _outputs(named, computer, reader, extra):
             kept_values = [[row[f"e{i}"] for row in chunk] for i in range(len(extra))]
-            db.plpy.execute(insert, [*kept_values, *map(list, zip(*rows_written))])
+            db.plpy.execute(insert, [*kept_values, *answer_arrays(named, outputs)])
             count += len(chunk)
     return count
 
 
-def _answered(
+def _outputs(
     model: NamedModel, computer: Any, reader: RowReader, extra: list[str]
-) -> Iterator[tuple[list[Any], list[Answer]]]:
-    """Yield (rows, answers) in chunks, then tell the caller about missing columns and unseen values."""
+) -> Iterator[tuple[list[Any], np.ndarray]]:
+    """Yield (rows, the net's outputs) in chunks, then tell the caller about missing columns and unseen values."""
     unseen: dict[str, list[str]] = {}
     for rows in reader.chunks(extra):
-        yield rows, model.answers(computer, rows, unseen)
+        yield rows, model.outputs_of(computer, model.encode(computer, rows, unseen))
     reader.tell_missing()
     reader.tell_unseen(unseen)

@@ -37,7 +37,12 @@ FOR_BASELINES = 0.1  # of the time limit, for training these
 FOR_ENSEMBLE = 0.03  # of the time limit, for the answers that choose the members
 FOR_BOOSTING = 0.35  # of what is left of the time limit for training, where nets are trained, too
 LEAST_SECONDS = 0.5  # of training: of the search, of boosting, and of baselines
-STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
+PASSES = 27  # over the rows, of the longest trial
+LEAST_STEPS = 500  # mini-batches of the longest trial: of few rows, it has more passes
+ROWS_A_SECOND = 50_000  # that a session trains on, roughly: of many rows, a trial has fewer passes
+RATES = (0.001, 0.002, 0.003, 0.005, 0.01)  # at the beginning of a trial; they fall to 0 by a cosine
+DECAYS = [0.01, 0.5, "log"]  # of weights
+TOGETHER = 4  # trials that go on at a time: few whole trials are better than many beginnings
 MOST_DRAWN = 100_000  # rows that the interval of R2 is drawn from
 BALANCED = "balanced"  # as weight: each class counts as much as the others
 BALANCED_NOTE = "weight => 'balanced': probabilities are those of classes with equally many rows, not of the table."
@@ -504,21 +509,19 @@ class Training:
         rows = self.parts["train"]
         small = 32 if rows < 20_000 else 128 if rows < 200_000 else 512
         loss, metrics = ("mse", ["mae"]) if kind == "regression" else ("categorical_crossentropy", ["accuracy"])
-        rates = [0.0003, 0.01, "log"] if self.present is None else [0.00003, 0.003, "log"]
+        prepared = time.monotonic() - began - boosted
+        seconds_left = self.seconds * (1 - self.reserved) - prepared - boosted
+        passes = passes_for(rows, small, seconds_left)
+        rates = [f"Cosine({rate if self.present is None else rate / 10:g}, {passes})" for rate in RATES]
         space = {
             "loss": [loss],
             "metrics": [metrics],
-            "optimizer_params_list": [{"optimizer": ["Adam"], "lr": rates}],
-            "batch_size": [small, 4 * small],
+            "optimizer_params_list": [{"optimizer": ["AdamW"], "lr": rates, "weight_decay": DECAYS}],
+            "batch_size": [small],
             "epochs": [1],
         }
         if self.balanced:
             space["class_weight"] = ["balanced"]
-        iterations = 27
-        while iterations < 243 and iterations * max(1, rows // (2 * small)) < STEPS_WANTED:
-            iterations *= 3
-        prepared = time.monotonic() - began - boosted
-        seconds_left = self.seconds * (1 - self.reserved) - prepared - boosted
         if seconds_left + boosted < 0.2 * self.seconds:
             self.db.warning(
                 f"preparing the rows has taken {prepared:.0f} s of the time_limit of {self.seconds:.0f} s",
@@ -526,7 +529,7 @@ class Training:
             )
         arguments: dict[str, Any] = {
             "procedure": "asha",
-            "procedure_params": f"iterations={iterations}",
+            "procedure_params": f"iterations={passes}, least={min(3, passes)}, parallel={TOGETHER}",
             "validation_table": n["checked"] if "valid" in self.parts else None,
             "time_limit": f"{max(LEAST_SECONDS, seconds_left):.1f} s",
             "max_trials": self.arguments.max_trials,
@@ -751,6 +754,20 @@ class Training:
         if transaction.is_in_block():
             lines.append("The model is kept, and exists for other sessions, from the COMMIT of this transaction on.")
         return "\n".join(lines)
+
+
+def passes_for(rows: int, batch_size: int, seconds: float) -> int:
+    """The passes over so many rows of a trial that trains to the end: 3, 9, 27, 81 or 243.
+
+    >>> [passes_for(rows, 32, 30) for rows in (100, 5000, 100_000, 1_000_000)]
+    [243, 27, 3, 3]
+    """
+    passes = PASSES
+    while passes < 243 and passes * max(1, rows // batch_size) < LEAST_STEPS:
+        passes *= 3
+    while passes > 3 and passes * rows > seconds / 2 * ROWS_A_SECOND:
+        passes //= 3
+    return passes
 
 
 def _block(body: str) -> str:
