@@ -93,6 +93,8 @@ def test_the_answer_is_the_weighted_mean_of_the_members(fields):
     fields.run("SELECT mop_deploy('alone', 'wet_search', 1)")
     mean = 0.25 * answers(fields, "alone", 1) + 0.75 * answers(fields, "grown", 3)
     assert np.allclose(answers(fields, "grown", 2), mean, rtol=1e-4)
+    rows = fields.run("SELECT mop_probability('grown', f, 'yes', 3) AS p FROM fields f ORDER BY id")
+    assert [row["p"] for row in rows] == answers(fields, "grown", 3).tolist()
     for version in (2, 4):
         rows = fields.run(f"SELECT mop_probability('grown', f, 'yes', {version}) AS p FROM fields f ORDER BY id")
         assert np.allclose([row["p"] for row in rows], mean, rtol=1e-4)

@@ -158,7 +158,9 @@ def test_answers_are_those_of_lightgbm(objective, classes, missing):
     others = x.copy()
     for value in (NAN, 0, 1e30, -7.5, 3.7, np.inf):
         others[random.random(x.shape) < 0.03] = value
-    found, wanted = trees.read(model.model_to_string().encode(), 5)(others), model.predict(others)
+    own = trees.read(model.model_to_string().encode(), 5)
+    found, wanted = own(others), model.predict(others)
+    assert np.array_equal(np.concatenate([own(row[None]) for row in others[:50]]), found[:50])
     wanted = np.stack([1 - wanted, wanted], 1) if objective == "binary" else wanted.reshape(1500, -1)
     assert np.allclose(found, wanted, rtol=0, atol=1e-6)
 

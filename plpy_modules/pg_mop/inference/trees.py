@@ -91,7 +91,8 @@ class Trees:
             for _ in range(self._levels):
                 goes_left = flat.take(feature.take(places) + row) <= self._threshold.take(places)
                 places = self._child.take(2 * places + goes_left)
-        return self._value.take(places).reshape(-1, self._per_round, count).sum(0).T
+        # (one after the other, as LightGBM does: a row has the same sum alone and among others)
+        return self._value.take(places).reshape(-1, self._per_round, count).cumsum(0)[-1].T
 
     def _elements(self, inputs: np.ndarray) -> np.ndarray:
         """The elements [further ones included, rows] that nodes compare: a row's own in five ways (as they are; 0 for NaN; NaN
