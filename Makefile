@@ -66,7 +66,7 @@ $(LOCAL)/debian-tests: $(LOCAL)/debian
 $(LOCAL)/packages: pyproject.toml client/pyproject.toml tools/packages.sh $(LOCAL)/debian
 	@test -d $(VENV)/$(LIB_PYTHON) || { rm -rf $(VENV); $(SYSTEM_PYTHON) -m venv $(VENV); }
 	@echo 'installing the Python packages into .local/venv (about a minute)'
-	@tools/packages.sh $(VENV)/bin/python --editable '.[tensorflow,demo,test,search]' \
+	@tools/packages.sh $(VENV)/bin/python --editable '.[tensorflow,demo,test,search,boosting]' \
 	  --editable './client[plot,images,parquet,tensorboard,dashboard]'
 	@tools/packages.sh $(VENV)/bin/python --editable '.[jax]' || \
 	  echo 'JAX cannot be installed here: the tests of Keras on JAX will be skipped, by name'
@@ -211,7 +211,7 @@ install-packages:
 	  if [ -n "$(filter tensorflow cuda,$(FRAMEWORK))" ] \
 	    && ls -d $$packages/tensorflow$(if $(filter cuda,$(FRAMEWORK)),_cpu)-[0-9]*.dist-info > /dev/null 2>&1; then \
 	    $(DESTDIR)$(HOME_DIR)/bin/python -m pip uninstall --quiet --yes tensorflow tensorflow-cpu; fi
-	tools/packages.sh $(DESTDIR)$(HOME_DIR)/bin/python '.[$(FRAMEWORK)$(WITH:%=,%)]'
+	tools/packages.sh $(DESTDIR)$(HOME_DIR)/bin/python '.[$(FRAMEWORK),boosting$(WITH:%=,%)]'
 	@# the scripts will run from their final directory
 	@$(if $(DESTDIR),grep -rlI '$(DESTDIR)' $(DESTDIR)$(HOME_DIR)/bin | xargs -r sed -i 's|$(DESTDIR)||g')
 

@@ -20,7 +20,8 @@ CREATE FUNCTION @extschema@.mop_train(
     baselines boolean DEFAULT TRUE,
     keep boolean DEFAULT FALSE,
     folds double precision DEFAULT NULL,
-    ensemble double precision DEFAULT 8
+    ensemble double precision DEFAULT 8,
+    families text DEFAULT NULL
 ) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api.tables import train

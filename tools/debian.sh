@@ -7,7 +7,8 @@ sudo=
 # (a new system may have no list of packages yet)
 postgres=$(tools/postgres.sh packages 2> /dev/null) || { $sudo apt-get update -qq; postgres=$(tools/postgres.sh packages); }
 missing=
-for package in $postgres python3-venv "$@"; do
+# (libgomp1: LightGBM's wheel needs it)
+for package in $postgres python3-venv libgomp1 "$@"; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
 done
 [ -n "$missing" ] || exit 0

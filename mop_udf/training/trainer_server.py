@@ -16,6 +16,7 @@ Each request is one frame and is answered by one frame, unless the table says ot
     import file                            -> the architecture and weights of a .keras file
     layer_shape {...}, pickles             -> the output shape of a custom layer, or why it takes no such inputs
     baselines rows, targets, other rows    -> scikit-learn's predictions for the other rows, if it is installed
+    boosting rows, validation rows         -> LightGBM's trials, and of the best their texts and answers, if it is installed
 
 An error in a unit is kept until the unit's `end`, so the backend can always go on sending.
 """
@@ -307,6 +308,29 @@ class TrainerServer:
                 {"names": [name for name, _, _ in found], "classes": [classes for _, classes, _ in found]},
                 *(np.ascontiguousarray(made, "<f8").reshape(-1).view(np.uint8) for _, _, made in found),
             )
+        except Exception as error:
+            self._refuse(error)
+
+    def on_boosting(self, header: Header, payloads: Payloads) -> None:
+        try:
+            from mop_udf.training import boosting
+
+            given = iter(payloads)
+            rows: list[boosting.Rows] = []
+            for shape, is_weighted in zip(header["shapes"], header["weighted"], strict=True):
+                inputs = np.frombuffer(next(given), "<f4").reshape(shape)
+                targets = np.frombuffer(next(given), "<f8")
+                rows.append(boosting.Rows(inputs, targets, np.frombuffer(next(given), "<f8") if is_weighted else None))
+            train, valid = rows
+            limits = {name: header[name] for name in ("until", "most", "threads", "seed", "kept")}
+            trials = boosting.search(train, valid, header["codes"], header["classes"], **limits)
+            kept = [(number, one.text, one.answers) for number, one in enumerate(trials) if one.answers is not None]
+            answer = {"trials": [one.to_json() for one in trials], "kept": [number for number, _, _ in kept]}
+            texts = (text.encode() for _, text, _ in kept)
+            answers = (np.ascontiguousarray(made, "<f8").reshape(-1).view(np.uint8) for _, _, made in kept)
+            self.channel.send(answer, *texts, *answers)
+        except ImportError as error:
+            self.channel.send({"absent": str(error)})
         except Exception as error:
             self._refuse(error)
 

@@ -7,9 +7,22 @@ import pytest
 
 import mop_udf
 from mop_udf.pool import process
+from pg_mop.api.tables.boosting import families_of
 from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from support.workload import dense, needs_jax, needs_torch
+
+
+def test_boosting_is_a_family_where_its_package_is_installed(tmp_path, monkeypatch):
+    packages = pathlib.Path(mop_udf.packages(tmp_path))
+    monkeypatch.setattr(mop_udf, "home", str(tmp_path))
+    assert families_of(None) == families_of("nets") == ("nets",)
+    for names in ("nets, boosting", "boosting"):
+        with pytest.raises(MopError) as caught:
+            families_of(names)
+        assert "pip install lightgbm" in caught.value.hint
+    (packages / "lightgbm").mkdir(parents=True)
+    assert families_of(None) == families_of("boosting, Nets") == ("nets", "boosting")
 
 
 def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path, monkeypatch):

@@ -46,8 +46,9 @@ def page(sections):
 
 
 def test_the_members_of_an_ensemble_are_named():
-    members = [{"weight": 0.75, "net": "small"}, {"weight": 0.25, "mst_key": 7}, {"weight": "no"}, 5]
-    for stored, shown in ((members, "0.75 small, 0.25 7"), ([], None), (3, None)):
+    members = [{"weight": 0.75, "net": "small"}, {"weight": 0.15, "mst_key": 7}, {"weight": "no"}, 5]
+    members.append({"weight": 0.1, "family": "boosting", "trial": 3})
+    for stored, shown in ((members, "0.75 small, 0.15 7, 0.1 boosting"), ([], None), (3, None)):
         about = model_data.stored_sections([{**STORED, "details": {"ensemble": {"members": stored}}}], 1)[0]
         assert about["facts"].get("members") == shown
 

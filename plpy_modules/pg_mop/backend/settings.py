@@ -55,17 +55,22 @@ def no_gpu(backend: str = "tensorflow") -> MopError:
 
 def check_installed(backend: str) -> None:
     """Raises MopError if a framework is not installed on this server."""
-    if _is_installed(backend):
+    if is_installed(backend):
         return
     install = "FRAMEWORK=tensorflow" if backend == "tensorflow" else f"WITH={backend}"
     package = "tensorflow-cpu" if backend == "tensorflow" else backend
-    other = next((name for name in BACKENDS if _is_installed(name)), None)
+    other = next((name for name in BACKENDS if is_installed(name)), None)
     raise MopError(
         f'pg_mop.keras_backend is "{backend}", but {BACKENDS[backend]} is not installed on this server',
-        hint=f"On this server: sudo make install {install}, or sudo {_home()}/bin/pip install {package}"
+        hint=f"On this server: {to_install(package, install)}"
         + (f"; or SET pg_mop.keras_backend = '{other}';" if other else "."),
         sqlstate="58000",
     )
+
+
+def to_install(package: str, argument: str = "") -> str:
+    """The commands that install a package on this server; `argument`: of make install."""
+    return f"sudo make install{argument and ' '}{argument}, or sudo {_home()}/bin/pip install {package}"
 
 
 def runnable_threads() -> int:
@@ -117,11 +122,10 @@ def check_tail(options: Mapping[str, Any], earlier: bool = False) -> None:
 
 def check_scheduler(name: str) -> None:
     """Raises MopError if a scheduler needs a package that is not installed on this server."""
-    if name == "milp" and not _is_installed("scipy"):
+    if name == "milp" and not is_installed("scipy"):
         raise MopError(
             'pg_mop.scheduler is "milp", but SciPy is not installed on this server',
-            hint=f"On this server: sudo make install WITH=milp, or sudo {_home()}/bin/pip install scipy; "
-            f"or SET pg_mop.scheduler = 'monte-carlo';",
+            hint=f"On this server: {to_install('scipy', 'WITH=milp')}; or SET pg_mop.scheduler = 'monte-carlo';",
             sqlstate="58000",
         )
 
@@ -146,7 +150,7 @@ def _distributions(name: str) -> list[str]:
 _installed: set[tuple[str, str]] = set()  # what has been found: each answer of a model that Keras computes asks
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     """True if a framework, or another package, is installed, under whatever name of a distribution."""
     if (_home(), package) not in _installed and any(
         os.path.isdir(f"{folder}/{package}") for folder in mop_udf.folders(_home())

@@ -141,6 +141,22 @@ class Source:
             )
 
 
+@dataclass(frozen=True)
+class PartOf(Source):
+    """So many bytes from `first` on of other weights, which are not in parts: those of one member of a version."""
+
+    whole: Source | None = None
+    first: int = 0
+    size: int = 0
+
+    def read(self, db: Database) -> Any:
+        assert self.whole is not None
+        return self.whole.read(db)[self.first : self.first + self.size]
+
+    def pieces(self, db: Database) -> Iterator[bytes]:
+        yield self.read(db)
+
+
 # --- reading --------------------------------------------------------------------------------------------
 
 

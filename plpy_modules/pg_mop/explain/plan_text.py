@@ -110,7 +110,8 @@ def _train(own: Mapping[str, Any]) -> Iterator[str]:
     yield f"Rows: {own['rows']}  ({' '.join(f'{part}={rows}' for part, rows in own['parts'].items())})"
     sample = f" (by {own['sampled_rows']} of the training rows)" if own["sampled_rows"] is not None else ""
     split, pack, nets = (seconds(took[step]) for step in ("split", "pack", "nets"))
-    yield f"Before the search: split {split}, pack {pack}{sample}, make nets {nets}"
+    trees = f", at most {seconds(took['boosting'])} of boosting" if took["boosting"] else ""
+    yield f"Before the search: split {split}, pack {pack}{sample}, make nets {nets}{trees}"
     simple = " and train simple models" if own["baselines"] else ""
     yield f"After the search: measure the best{simple}, about {seconds(took['measure'])} (a guess)"
     yield f"Not predicted: {'; '.join(own['not_predicted'])}"

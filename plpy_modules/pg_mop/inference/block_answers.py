@@ -235,8 +235,8 @@ _handed: dict[str, _Handed] = {}  # by key: that this process answers with, in a
 @contextmanager
 def _handed_over(db: Database, model: NamedModel) -> Iterator[_Handed]:
     """In this block, this process and its workers answer with a model."""
-    key, weights = secrets.token_hex(16), model.source.read(db)
-    about = json.dumps({**model.to_json(), "architecture": model.architecture_text}).encode()
+    key, (architecture, weights) = secrets.token_hex(16), model.whole(db)
+    about = json.dumps({**model.to_json(), "architecture": architecture}).encode()
     file = os.memfd_create(FILE)
     try:
         with open(file, "wb", closefd=False) as writer:

@@ -6,14 +6,17 @@ whatever reads a version knows nothing of ensembles: the backend's NumPy (forwar
 Keras' get_weights() has the weights of a model within a model as a block, so the net's weights are those of its members, one
 after the other.
 
-A member of another family, such as boosted trees, is no layer of Keras. It will stand beside this net in the version, with a
-weight of its own, and answers are added in `NamedModel.outputs_of`.
+Boosted trees are no layer of Keras. They stand beside this net, each with a weight of its own: then the architecture of the
+version is an object of ours (`Mixture`), which holds the net's, and the texts of the trees follow the net's weights. Their
+answers are added in `NamedModel.outputs_of`; whoever takes the architecture for a net is refused by its check.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mop_udf.architecture import architecture_shapes
@@ -24,6 +27,9 @@ STEPS, MOST = 40, 8  # of the selection; members of an ensemble
 TIE = 1e-6  # losses that differ by a smaller share are equal
 LEAST = 1e-7  # of a probability in a logarithm, as in Keras
 NAME = "ensemble"  # of its net
+MIXTURE, MODULE = "Mixture", "pg_mop"  # class and module of the architecture of a net and trees
+MOST_TREE_BYTES = 64 << 20  # of all texts of a version
+IS_MIXTURE = re.compile(r'"module"\s*:\s*"pg_mop"')
 Loss = Callable[["np.ndarray"], "np.ndarray"]  # answers [..., rows] -> their mean loss [...]
 
 
@@ -128,3 +134,63 @@ def members_of(architecture: Mapping[str, Any]) -> list[int]:
     if architecture["class_name"] != "Functional" or config.get("name") != NAME:
         return []
     return [place for place, layer in enumerate(config["layers"]) if layer["class_name"] in MODELS]
+
+
+# --- a net and trees ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Mixture:
+    """What a version with boosted trees consists of: at most one net, the architecture `net` (JSON) whose weights are the first
+    `net_bytes` of the version's, and texts of LightGBM, which follow. `net_weight`, `trees`: their shares of the answer, and
+    the bytes of each text."""
+
+    net: str | None
+    net_weight: float
+    net_bytes: int
+    trees: tuple[tuple[float, int], ...]
+
+    def to_json(self) -> str:
+        """The architecture of the version."""
+        config = {
+            "net": None if self.net is None else json.loads(self.net),
+            "weight": self.net_weight,
+            "bytes": self.net_bytes,
+            "trees": [{"weight": weight, "bytes": size} for weight, size in self.trees],
+        }
+        return json.dumps({"module": MODULE, "class_name": MIXTURE, "config": config})
+
+    @classmethod
+    def read(cls, architecture: str, size: int) -> Mixture | None:
+        """The mixture of a version's architecture (JSON), with so many bytes of weights; None where it is a net's. Raises
+        ValueError."""
+        if IS_MIXTURE.search(architecture) is None:
+            return None
+        data = json.loads(architecture)
+        if data.get("module") != MODULE:
+            return None
+        config = data["config"]
+        net, own, net_bytes = config["net"], _share(config["weight"]), _bytes(config["bytes"])
+        trees = tuple((_share(one["weight"]), _bytes(one["bytes"])) for one in config["trees"])
+        if not 1 <= len(trees) <= STEPS or net_bytes + sum(count for _, count in trees) != size:
+            raise ValueError("the bytes of its members are not those of the version")
+        if sum(count for _, count in trees) > MOST_TREE_BYTES:
+            raise ValueError(f"its trees have more than {MOST_TREE_BYTES >> 20} MB")
+        if net is None and (own or net_bytes):
+            raise ValueError("it has weights without a net")
+        return cls(None if net is None else json.dumps(net), own, net_bytes, trees)
+
+    def places(self) -> list[tuple[float, int, int]]:
+        """(share, first byte, bytes) of each text."""
+        firsts = [self.net_bytes + sum(size for _, size in self.trees[:k]) for k in range(len(self.trees))]
+        return [(weight, first, size) for (weight, size), first in zip(self.trees, firsts)]
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1 + TIE:
+        raise ValueError("a member's weight is no number from 0 to 1")
+    return float(value)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError("a member's bytes are no number")
+    return value

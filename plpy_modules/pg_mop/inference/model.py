@@ -41,10 +41,13 @@ class Model:
     def from_json(cls, data: Mapping[str, Any], architecture_text: str, weights: bytes) -> Model:
         """The model that another session describes (see `to_json`). Raises MopError."""
         model = cls.__new__(cls)
-        model.transform = transform_from_json(data["transform"])
-        model.regression, model.given_classes = data["regression"], data["given_classes"]
+        model._take_description(data)
         model._read_architecture(architecture_text, weights, len(model.transform.outputs), data["what"])
         return model
+
+    def _take_description(self, data: Mapping[str, Any]) -> None:
+        self.transform = transform_from_json(data["transform"])
+        self.regression, self.given_classes = data["regression"], data["given_classes"]
 
     def to_json(self) -> dict[str, Any]:
         """The description for another session, which also gets the architecture and the weights (JSON-able)."""

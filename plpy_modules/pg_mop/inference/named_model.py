@@ -27,11 +27,13 @@ from pg_mop.columns import Column, transform_from_json
 from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.conversion import UTC, as_trained, family, json_type, null_sql
 from pg_mop.columns.one_hot import free_name
-from pg_mop.inference import forward
+from pg_mop.inference import forward, trees
 from pg_mop.inference.custom_code import CustomCode
+from pg_mop.inference.ensemble import Mixture
 from pg_mop.inference.model import Model
 from pg_mop.inference.model_parts import part_query
 from pg_mop.inference.row_inputs import CHUNK_BYTES, RowInputs
+from pg_mop.inference.tree_inputs import TreeInputs
 from pg_mop.inference.version_rows import IS_MODEL, TYPES, SharedRows, VersionRows
 from pg_mop.packing.row_source import in_brackets, is_query
 
@@ -46,6 +48,7 @@ MOST_ELEMENTS = 1 << 26  # of a row of an input
 PROBABILITY_BYTES = 100  # of a class in an answer: Python's numbers, their text, and JSON
 MOST_TEXTS = 100_000  # numbers that are written at a time
 NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # the character U+0000 in JSON
+MOST_STEPS = 20_000_000  # nodes of trees that the rows of a chunk pass: part of a second
 KEPT = 8  # models that a session keeps
 # of a row: a class with its probability and those of all classes (JSON), or a number
 Answer = tuple[str | None, float | None, str | None]
@@ -54,18 +57,22 @@ _kept: dict[tuple[int, int | None, bool], NamedModel] = {}
 
 
 class NamedModel(RowInputs, Model):
-    """A version of a named model. `key` changes when its row does; `kind`: classification or regression."""
+    """A version of a named model. `key` changes when its row does; `kind`: classification or regression.
+
+    `mixture`: of a version with boosted trees; what the class has of a net is of the mixture's, if it has one."""
 
     version: int
     key: tuple[str, str]
     rows: VersionRows  # how they are read
     weight_bytes: int
+    mixture: Mixture | None
     code: CustomCode | None  # that its architecture needs
     place_query: str  # SQL: where the row of the version in use is, or of the version that was asked for
     told: set[str]  # columns of whose unseen values the session has been told
     lacked_at: int | None = None  # the statement whose rows lack columns, which the session has been told
     _digest: str | None = None
-    _net: forward.Net | None = None  # once it has answered in this process
+    _net: Computer | None = None  # once it has answered in this process
+    _trees: list[tuple[float, trees.Trees]] | None = None  # share and trees of each text, once they have been read
     _needs_trainer = False  # True once it is known that a trainer must compute the net
 
     @classmethod
@@ -109,9 +116,13 @@ class NamedModel(RowInputs, Model):
         self.source, self.weight_bytes = rows.source(db, version, row["reference"], what), row["bytes"]
         with _reading(what):
             self.transform = transform_from_json(json.loads(row["transform"]))
-            outputs = len(self.transform.outputs)
         self.code = CustomCode.of_details(row["details"], what)
-        self._read_architecture(row["arch"], None, outputs, what, self.code.digests if self.code is not None else None)
+        digests = self.code.digests if self.code is not None else None
+        self._take_architecture(row["arch"], row["bytes"], what, digests)
+        self._whole = self.source
+        if self.mixture is not None:
+            self.weight_bytes = self.mixture.net_bytes
+            self.source = weights.PartOf("", what, whole=self.source, size=self.weight_bytes)
         if self.code is not None:
             self.objects = self.code.read(db, what)
         with _reading(what):
@@ -124,11 +135,55 @@ class NamedModel(RowInputs, Model):
     @classmethod
     def from_json(cls, data: Mapping[str, Any], architecture_text: str, weights: bytes) -> NamedModel:
         """The model that another process describes (see `to_json`), whose net this process computes: it answers for values."""
-        model = super().from_json(data, architecture_text, weights)
-        assert isinstance(model, NamedModel)
+        model = cls.__new__(cls)
+        model._take_description(data)
+        model._take_architecture(architecture_text, len(weights), data["what"])
         model._take_inputs()
-        model._net = forward.compiled(model.architecture, weights)
+        model._take_weights(weights)
         return model
+
+    def whole(self, db: Database) -> tuple[str, Any]:
+        """The architecture (JSON) and the weights of the version, with those of its trees."""
+        return self._whole_text, self._whole.read(db)
+
+    def _take_architecture(self, text: str, size: int, what: str, digests: Mapping[str, str] | None = None) -> None:
+        """Take the net and the trees of an architecture with so many bytes of weights; `digests`: of custom code."""
+        outputs = len(self.transform.outputs)
+        with _reading(what):
+            self.mixture, self._whole_text = Mixture.read(text, size), text
+            if self.mixture is not None:
+                self._tree_inputs = TreeInputs(self.transform.inputs)
+        net = text if self.mixture is None else self.mixture.net
+        if net is not None:
+            self._read_architecture(net, None, outputs, what, digests)
+            return
+        self.architecture_text, self.architecture, self.weights, self.what = "", {}, None, what
+        self.input_shapes, self.outputs = [list(column.shape) for column in self.transform.inputs], [None] * outputs
+
+    def _take_weights(self, whole: Any) -> None:
+        """Read the trees; and make the net for this process, which can compute it."""
+        if self.mixture is not None:
+            self._read_trees(self.mixture, memoryview(whole))
+            whole = whole[: self.mixture.net_bytes]
+        if self._net is None:
+            self._take_net(whole)
+
+    def _take_net(self, own: Any) -> None:
+        net = forward.compiled(self.architecture, own)
+        self._net, self.outputs, self.steps = net, [net.shapes[0][0]], [[]]
+
+    def _read_trees(self, mixture: Mixture, whole: memoryview) -> None:
+        width = 1 if self.regression else len(self.output.classes or ())
+        with _reading(self.what):
+            found = [
+                (share, trees.read(whole[first : first + size], self._tree_inputs.width))
+                for share, first, size in mixture.places()
+            ]
+            if any(own.width != width for _, own in found):
+                raise ValueError(f"trees do not have {width} outputs")
+        self._trees = found
+        if mixture.net is None:
+            self._net, self.outputs, self.steps = lambda arrays: [np.zeros((len(arrays[0]), width))], [width], [[]]
 
     def _take_inputs(self) -> None:
         self.inputs = self.input_columns([column.name for column in self.transform.inputs])
@@ -163,6 +218,25 @@ class NamedModel(RowInputs, Model):
                 hint=f"Predict with the model table: SELECT {db.extension}.madlib_keras_predict(...);",
             )
 
+    def check_without_trees(self, db: Database) -> None:
+        """Raises MopError where boosted trees are members: Keras has no layer for them."""
+        if self.mixture is None:
+            return
+        row = db.one(f"SELECT details->'arguments' AS arguments FROM {self.table} WHERE version = {self.version}")
+        arguments = json.loads(row["arguments"]) if row is not None and row["arguments"] else None
+        source, more = "your_table", f"target => {quote_literal(quote_identifier(self.target))}"
+        if isinstance(arguments, dict):  # of mop_train
+            source = str(arguments.pop("source", source))
+            given = {name: value for name, value in arguments.items() if name not in ("name", "families", "keep")}
+            more = ", ".join(f"{quote_identifier(name)} => {quote_literal(value)}" for name, value in given.items())
+        call = f"{quote_literal(source)}, {quote_literal(self.table.name + '_of_nets')}, {more}, families => 'nets'"
+        raise MopError(
+            f"{self.what} has boosted trees: no .keras file can hold them",
+            detail=f"They have {sum(share for share, _ in self.mixture.trees):.3g} of the answer.",
+            hint=f"SELECT {db.extension}.mop_train({call}); trains a model of nets alone.",
+            sqlstate="0A000",
+        )
+
     def digest(self, db: Database) -> str:
         """A digest of all that decides the net's outputs: its architecture, code and weights."""
         if self._digest is None:
@@ -174,19 +248,20 @@ class NamedModel(RowInputs, Model):
             self._digest = made.hexdigest()
         return self._digest
 
-    def net(self, db: Database) -> forward.Net | None:
+    def net(self, db: Database) -> Computer | None:
         """The net for this process; None where a trainer must compute it: it has other layers, code, or many weights, or its
-        columns need a trainer."""
+        columns need a trainer. The version's trees are read, too: `outputs_of` needs them. Raises MopError."""
+        if self.mixture is not None and self._trees is None:
+            self._read_trees(self.mixture, memoryview(self._whole.read(db)))
         if self._net is None and not self._needs_trainer:
             is_whole = self.code is None and self.source.reference is None
             if is_whole and obstacle(self.inputs, self.architecture_text, self.weight_bytes) is None:
-                net = forward.compiled(self.architecture, self.source.read(db))
-                self._net, self.outputs, self.steps = net, [net.shapes[0][0]], [[]]
+                self._take_net(self.source.read(db))
             self._needs_trainer = self._net is None
         return self._net
 
     @property
-    def own_net(self) -> forward.Net | None:
+    def own_net(self) -> Computer | None:
         """The net for this process, if `net` has made one."""
         return self._net
 
@@ -195,7 +270,8 @@ class NamedModel(RowInputs, Model):
     @property
     def chunk_rows(self) -> int:
         answer_bytes = PROBABILITY_BYTES * (self.outputs[0] or 1)
-        return max(1, min(super().chunk_rows, CHUNK_BYTES // answer_bytes))
+        steps = sum(own.steps for _, own in self._trees or ())  # (a cancel is heard between two chunks)
+        return max(1, min(super().chunk_rows, CHUNK_BYTES // answer_bytes, MOST_STEPS // max(1, steps)))
 
     @functools.cached_property
     def row_query(self) -> str:
@@ -306,11 +382,20 @@ class NamedModel(RowInputs, Model):
         return arrays
 
     def outputs_of(self, computer: Computer, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The net's outputs [rows, units] in the target's terms: probabilities of classes, or numbers. `computer`: of this
-        model."""
-        (numbers,) = computer(arrays)
+        """The outputs [rows, units] of all members in the target's terms: probabilities of classes, or numbers. `computer`: of
+        this model; it computes the net."""
+        (found,) = computer(arrays)
+        numbers = found.astype("f8")
         with _reading(self.what):
-            _, decoded = self.output.decode(numbers.astype("f8"))
+            if self._trees:
+                assert self.mixture is not None
+                if numbers.shape[1] < self._trees[0][1].width == 2:  # one unit: the probability of the second class
+                    numbers = np.concatenate([1 - numbers, numbers], 1)
+                numbers *= self.mixture.net_weight
+                elements = self._tree_inputs.elements(arrays)
+                for share, own in self._trees:
+                    numbers += share * own(elements)
+            _, decoded = self.output.decode(numbers)
         return decoded
 
     def answers(self, computer: Computer, rows: Sequence[Any], unseen: dict[str, list[str]]) -> list[Answer]:
@@ -376,7 +461,11 @@ def computed_by(row: Mapping[str, Any]) -> str:
         if CustomCode.of_details(row["details"], "") is not None:
             return "trainer: custom code"
         inputs = transform_from_json(json.loads(row["transform"])).inputs
-        reason = obstacle(inputs, row["arch"], row["bytes"])
+        mixture = Mixture.read(row["arch"], row["bytes"])
+        if mixture is None:
+            reason = obstacle(inputs, row["arch"], row["bytes"])
+        else:
+            reason = None if mixture.net is None else obstacle(inputs, mixture.net, mixture.net_bytes)
     except (MopError, LookupError, TypeError, ValueError, AttributeError):
         reason = "it cannot be read"
     return "backend" if reason is None else f"trainer: {reason}"
@@ -590,6 +679,8 @@ def origin_of(
     if part is not None or is_query(source):
         origin = in_brackets(part or str(source))
         with nullcontext() if part is not None else db.caller_path():
+            # a text that is several statements in one form is a syntax error in the other, before anything of it runs
+            db.plpy.prepare(f"SELECT * FROM (SELECT * FROM {origin} t) q")
             result = db.plpy.execute(db.plpy.prepare(f"SELECT * FROM {origin} t LIMIT 0"))
         names = result.colnames()
         for name in names:

@@ -33,8 +33,8 @@ class Body:
     pieces: bool = False
 
 
-# The names that mop_architecture takes. Most have no Dropout: decay of the weights does as well, and XLA, which is several times
-# as fast, draws other random numbers than TensorFlow.
+# The names that mop_architecture takes. Most have no Dropout: decay of the weights does as well, and XLA, which is several
+# times as fast, draws other random numbers than TensorFlow.
 BODIES: dict[str, Body] = {
     "linear": Body(()),
     "small": Body((32,)),

@@ -117,11 +117,12 @@ def _about(own: Mapping[str, Any], details: Mapping[str, Any]) -> Section:
 
 
 def _members(details: Mapping[str, Any]) -> str | None:
-    """The members of an ensemble: each one's weight, and its net or its number in the model table."""
+    """The members of an ensemble: each one's weight, and its net, its number in the model table, or its family."""
     members = _mapping(details.get("ensemble")).get("members")
     rows = [_mapping(member) for member in members] if isinstance(members, list) else []
     numbers = [row for row in rows if isinstance(row.get("weight"), float)]
-    return ", ".join(f"{row['weight']:.3g} {row.get('net') or row.get('mst_key')}" for row in numbers) or None
+    names = (row.get("net") or row.get("mst_key") or row.get("family") for row in numbers)
+    return ", ".join(f"{row['weight']:.3g} {name}" for row, name in zip(numbers, names)) or None
 
 
 def _versions(versions: Sequence[Mapping[str, Any]]) -> Section:

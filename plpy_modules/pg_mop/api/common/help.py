@@ -327,7 +327,7 @@ SELECT version, in_use, description FROM churn;
         "table",
     ),
     "mop_ensemble": (
-        "Makes the best mean of several trained models a version of a named model; returns the version.",
+        "Makes the best mean of several trained models, and of boosted trees, a version of a named model; returns the version.",
         """
 SELECT {schema}.mop_pack('SELECT * FROM customers WHERE id % 4 > 0', 'packed', target => 'churned', id => 'id');
 SELECT {schema}.mop_pack('SELECT * FROM customers WHERE id % 4 = 0', 'checked', fitted_on => 'packed');
@@ -586,7 +586,9 @@ ARGUMENTS = {
     "dependent_dtype": "'int16': classes, one-hot; 'float32': numbers as they are, for regression or soft labels",
     "dependent_varname": "label column, or a comma-separated list: one for each output of the model",
     "distribution_rules": "ignored on PostgreSQL: the setting pg_mop.segments sets the number of segments",
-    "ensemble": "at most so many nets answer together, by a mean that the validation rows choose; 1: the best alone",
+    "boosted_on": "a packed training table, on whose rows boosted trees are trained, too, for time_limit",
+    "ensemble": "at most so many models answer together, by a mean that the validation rows choose; 1: the best alone",
+    "families": "'nets, boosting' (the default where LightGBM is installed), or one of them",
     "eta": "one in so many configurations continues after each round",
     "folds": "at least 2: cross-validation, segments are folds (docs/search.md); NULL: none",
     "format": "of a report 'html' or 'json'; mop_explain, mop_explain_run, mop_space_show: 'text' or 'json'",
@@ -609,6 +611,7 @@ ARGUMENTS = {
     "model": "a named model; mop_import_model: the bytes of a .keras file; madlib_keras_fit: the table to create, with "
     "<name>_summary",
     "model_arch": "JSON of Keras 2 or 3",
+    "mop_ensemble.time_limit": "of training boosted trees; NULL: 10 s",
     "mop_train.name": "of the model to create",
     "mop_train.target": "the column to predict",
     "mop_train.id": "columns that tell the rows apart; not trained on",

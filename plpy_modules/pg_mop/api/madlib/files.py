@@ -48,6 +48,7 @@ def _exported(db: Database, session: Session, model_table: str | None, mst_key: 
     if is_named(db, table):
         named = NamedModel.find(db, model_table, mst_key)
         named.check_without_code("a .keras file")
+        named.check_without_trees(db)
         request["raw"] = named.to_keras()
     with trainer_of(session, trainer_options(db, False)) as trainer:
         if "raw" in request:

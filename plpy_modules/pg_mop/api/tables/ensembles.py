@@ -1,11 +1,13 @@
-"""Ensembles of the models of a table: their answers for validation rows choose, and one version of a named model has them all.
+"""Ensembles of the models of a table, and of boosted trees: their answers for validation rows choose, and one version of a
+named model has them all.
 
-Each candidate's net answers once, in this process by NumPy where it can, else in the session's trainer; the selection
-(inference/ensemble.py) needs these answers alone.
+Each candidate's net answers once, in this process by NumPy where it can, else in the session's trainer; trees have answered
+where they were trained (boosting.py). The selection (inference/ensemble.py) needs these answers alone.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import math
@@ -18,14 +20,17 @@ from mop_udf.aggregate import Session
 from mop_udf.params import params
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
+from pg_mop.api.tables import boosting
 from pg_mop.api.tables.named_models import Version, add_version, check_writable, version_of
 from pg_mop.backend import weights
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError, understood
-from pg_mop.backend.quoting import quote_identifier, quote_literal
+from pg_mop.backend.quoting import quote_literal
+from pg_mop.columns import Transform
 from pg_mop.inference import ensemble, forward
 from pg_mop.inference.named_model import table_of
+from pg_mop.packing import packed_rows
 from pg_mop.packing.packed_table import PackedTable
 
 CANDIDATES = 32  # models of the least validation loss, among which an ensemble chooses
@@ -37,30 +42,46 @@ Computer = Callable[[Sequence["np.ndarray"]], "np.ndarray"]  # inputs [rows, ...
 
 @dataclass
 class Member:
-    """A model of an ensemble, without its weights, of which there are `bytes`. `weight`: its share of the answer; `info`: its
-    row in the info table."""
+    """A net, the `model` with the number `key` of the model table, without its weights; or boosted trees, the trial `key` with
+    its `text`. `size`: bytes of the weights, or of the text; `info`: for the version's details; `weight`: its share of
+    the answer."""
 
-    mst_key: int
-    model: StoredModel
-    bytes: int
+    key: int
+    size: int
     info: dict[str, Any]
+    model: StoredModel | None = None
+    text: bytes = b""
     weight: float = 0.0
 
+    @property
+    def family(self) -> str:
+        return boosting.BOOSTING if self.model is None else boosting.NETS
+
     def to_json(self) -> dict[str, Any]:
-        """What the version's details have of it; `bytes`: of its weights, which follow those of the members before it."""
-        own = {name: self.info[name] for name in ("compile_params", "fit_params")}
-        return {"mst_key": self.mst_key, "weight": self.weight, "bytes": self.bytes, **own}
+        """What the version's details have of it; `bytes`: weights of nets stand in this order, then texts of trees."""
+        key = "mst_key" if self.model is not None else "trial"
+        return {"family": self.family, key: self.key, "weight": self.weight, "bytes": self.size, **self.info}
 
 
 @dataclass
 class Ensemble:
-    """The members, largest weight first. `loss`: of their mean on `rows` rows; `alone`: of the best of `candidates` alone."""
+    """The members, largest weight first. `loss`: of their mean on `rows` rows; `alone`: of the best of `candidates` alone;
+    `transform`: of the rows."""
 
     members: list[Member]
     loss: float
     alone: float
     candidates: int
     rows: int
+    transform: Transform
+
+    @property
+    def nets(self) -> list[Member]:
+        return [member for member in self.members if member.model is not None]
+
+    @property
+    def trees(self) -> list[Member]:
+        return [member for member in self.members if member.model is None]
 
     def to_json(self) -> dict[str, Any]:
         """The key `ensemble` of a version's details."""
@@ -74,13 +95,29 @@ class Ensemble:
         }
 
     def version(self, **more: Any) -> Version:
-        """The version that has all members; `more`: its other values. One member is the version itself."""
-        first = self.members[0].model
-        if len(self.members) == 1:
-            return version_of(first, **more)
-        architecture = ensemble.joined([(member.model.architecture, member.weight) for member in self.members])
-        together = " || ".join(f"({member.model.source.sql})" for member in self.members)
-        return version_of(first, architecture, weights.Source(f"SELECT {together}", "an ensemble"), **more)
+        """The version that has all members; `more`: its other values. One net is the version itself."""
+        nets, trees = self.nets, self.trees
+        models = [member.model for member in nets if member.model is not None]
+        if len(self.members) == 1 and models:
+            return version_of(models[0], **more)
+        share, net = sum(member.weight for member in nets), None
+        if nets:
+            own = [(model.architecture, member.weight / share) for model, member in zip(models, nets)]
+            net = models[0].architecture_text if len(nets) == 1 else ensemble.joined(own)
+        sql = [f"({model.source.sql})" for model in models]
+        if trees:
+            texts = base64.b64encode(b"".join(member.text for member in trees)).decode()
+            sql.append(f"decode('{texts}', 'base64')")
+            shares = tuple((member.weight, member.size) for member in trees)
+            net = ensemble.Mixture(net, share, sum(member.size for member in nets), shares).to_json()
+        source = weights.Source(f"SELECT {' || '.join(sql)}", "an ensemble")
+        if models:
+            return version_of(models[0], net, source, **more)
+        (target,) = self.transform.outputs
+        kind = "regression" if target.is_numbers else "classification"
+        assert net is not None
+        values = {"transform": self.transform.to_json(), "target": target.name, "kind": kind, **more}
+        return Version(architecture=net, source=source, **values)
 
 
 @with_trainer
@@ -92,18 +129,32 @@ def mop_ensemble(
     name: str | None,
     members: int | None,
     description: str | None,
+    boosted_on: str | None,
+    time_limit: str | None,
 ) -> int:
-    """Make the best mean of models of a table a version of the named model `name`; returns the version."""
+    """Make the best mean of models of a table a version of the named model `name`; returns the version.
+
+    `boosted_on`: a packed table, on whose rows boosted trees are trained for `time_limit`: they are candidates, too.
+    """
     db.check_engine("mop_ensemble")
-    most = members_of_call("members", members)
+    most, seconds = members_of_call("members", members), boosting.seconds_of(db, time_limit)
     if name is None or db.find_table(name) is None:
         db.output_table(name)
     else:
         check_writable(db, table_of(db, name))
-    found = choose(db, session, model_table, validation_table, most)
-    call = ", ".join(quote_literal(value) for value in (model_table, validation_table, name))
-    statement = f"SELECT {db.extension}.mop_ensemble({call}, members => {most});"
-    details = {"ensemble": found.to_json()}
+    has_nets = model_table is not None or boosted_on is None
+    candidates = _candidates(db, model_table, most) if has_nets else []
+    rows = Rows(db, validation_table, bool(candidates) and all(_is_balanced(info) for info in candidates))
+    boosted = None
+    if boosted_on is not None:
+        boosted = boosting.train(db, session, boosted_on, rows.target, rows.is_balanced, seconds)
+    found = choose(db, session, model_table if candidates else None, rows, most, boosted)
+    call = ", ".join(map(quote_literal, (model_table, validation_table, name)))
+    trees = (
+        f", boosted_on => {quote_literal(boosted_on)}, time_limit => '{seconds:g} s'" if boosted_on is not None else ""
+    )
+    statement = f"SELECT {db.extension}.mop_ensemble({call}, members => {most}{trees});"
+    details = {"ensemble": found.to_json(), **({} if boosted is None else {"boosting": boosted.to_json()})}
     return add_version(db, name, found.version(details=details, description=description, statement=statement))
 
 
@@ -113,7 +164,7 @@ def members_of_call(name: str, value: int | None) -> int:
     if not 1 <= most <= ensemble.STEPS:
         raise MopError(
             f"{name} must be from 1 to {ensemble.STEPS}, not {most:g}",
-            detail="It is the number of nets whose answers may be averaged; 1 is the best net alone.",
+            detail="It is the number of models whose answers may be averaged; 1 is the best alone.",
             hint=f"{name} => {ensemble.MOST}",
         )
     return most
@@ -123,31 +174,29 @@ def choose(
     db: Database,
     session: Session,
     model_table: str | None,
-    validation_table: str | None,
+    rows: Rows,
     most: int,
+    boosted: boosting.Boosted | None = None,
     seconds: float = math.inf,
 ) -> Ensemble:
-    """The ensemble of at most `most` models of a table that is best on the rows of a packed table. After `seconds`, no other
-    candidate answers. Raises MopError."""
+    """The ensemble of at most `most` of the models of a table (None: of none) and of boosted trees that is best on validation
+    rows. After `seconds`, no other net answers. Raises MopError."""
     ends = time.monotonic() + seconds
-    packed = PackedTable(db, validation_table, "validation table")
-    candidates = _candidates(db, model_table, most)
-    rows = _Rows(db, packed, bool(candidates) and all(_is_balanced(info) for info in candidates))
+    candidates = [] if model_table is None else _candidates(db, model_table, most)
     tried: list[Member] = []
     answers: list[np.ndarray] = []
     shape: tuple[Any, ...] | None = None
+    for number, text, outputs in () if boosted is None else boosted.kept:
+        trial = boosted.trials[number - 1]  # type: ignore[union-attr]
+        tried.append(Member(number, len(text), {name: trial[name] for name in ("params", "rounds")}, text=text))
+        answers.append(rows.of(outputs))
     with _computers(db, session) as computer_of:
         for info in candidates:
             if tried and time.monotonic() > ends:
                 break
             db.check_cancel()
             model = StoredModel(db, model_table, info["mst_key"])
-            difference = packed.differs(model)
-            if difference is not None:
-                raise MopError(
-                    f'the rows of "{validation_table}" are not packed as those of {model.what}: {difference}',
-                    hint=f"SELECT {db.extension}.mop_pack(..., fitted_on => 'packed training table');",
-                )
+            rows.check_suits(model)
             if model.objects or model.weights is None:  # code, or weights in parts
                 continue
             found, size = rows.answers(db, model, computer_of(model)), len(model.weights)
@@ -155,7 +204,8 @@ def choose(
             if shape in (None, own):  # (not one unit for two classes among models of two units)
                 shape = own
                 answers.append(found)
-                tried.append(Member(info["mst_key"], model, size, info))
+                params = {name: info[name] for name in ("compile_params", "fit_params")}
+                tried.append(Member(info["mst_key"], size, params, model))
     if not tried:
         raise MopError(
             f'"{model_table}" has no models for an ensemble',
@@ -164,35 +214,57 @@ def choose(
     together = np.array(answers)
     counts = ensemble.select(together, rows.loss, most=most)
     if not counts.any():
-        raise MopError(f'no model of "{model_table}" has a finite loss on the rows of "{validation_table}"')
+        raise MopError(f'no model of "{model_table}" has a finite loss on the rows of "{rows.text}"')
     for member, count in zip(tried, counts.tolist()):
         member.weight = count / int(counts.sum())
     mean = np.tensordot(counts / counts.sum(), np.where(counts[:, None], together, 0), 1)
-    members = sorted((m for m in tried if m.weight), key=lambda m: (-m.weight, m.mst_key))
-    return Ensemble(members, float(rows.loss(mean)), float(np.nanmin(rows.loss(together))), len(tried), rows.count)
+    members = sorted((m for m in tried if m.weight), key=lambda m: (-m.weight, m.family, m.key))
+    alone = float(np.nanmin(rows.loss(together)))
+    return Ensemble(members, float(rows.loss(mean)), alone, len(tried), rows.count, rows.transform)
 
 
-def members_of(db: Database, table: Table, version: int) -> list[tuple[int, int, int]]:
-    """(place among the layers, first byte of the weights, their bytes) of each member of a version of a model; none where the
-    version has one net. Raises MopError."""
+@dataclass(frozen=True)
+class NetOf:
+    """A net within a version's row: its architecture as SQL of the row `m`, and the place of its weights."""
+
+    arch_sql: str
+    first: int
+    bytes: int
+
+
+def nets_of(db: Database, table: Table, version: int) -> list[NetOf] | None:
+    """The nets of a version of a model; None where the version is one net. Raises MopError."""
     row = db.one(
         f"SELECT model_arch::text AS arch, details->'ensemble'->'members' AS members, octet_length(model_weights) AS size "
         f"FROM {table} WHERE version = {version}"
     )
     assert row is not None
-    if row["members"] is None:  # a net that only looks like one of several
-        return []
     with understood(f"the members of version {version} of {table} cannot be read"):
-        places = ensemble.members_of(json.loads(row["arch"]))
-        sizes = [member["bytes"] for member in json.loads(row["members"])] if places else []
-        if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        mixture = ensemble.Mixture.read(row["arch"], row["size"])
+        net, size, arch_sql = row["arch"], row["size"], "m.model_arch"
+        if mixture is not None:
+            net, size, arch_sql = mixture.net, mixture.net_bytes, "m.model_arch->'config'->'net'"
+        if net is None:
+            return []
+        if row["members"] is None:  # a net that only looks like one of several
+            return None
+        places = ensemble.members_of(json.loads(net))
+        members = json.loads(row["members"]) if places else []
+        sizes = [member["bytes"] for member in members if member.get("family") != boosting.BOOSTING]
+        if not all(isinstance(one, int) and one >= 0 for one in sizes):
             raise ValueError("a number of bytes is none")
-    if [len(sizes), sum(sizes)] != [len(places), row["size"] if places else 0]:
+    if [len(sizes), sum(sizes)] != [len(places), size if places else 0]:
         raise MopError(
             f"the members of version {version} of {table} are unknown: its details have been changed",
             hint="Train with warm => false.",
         )
-    return [(place, sum(sizes[:k]), size) for k, (place, size) in enumerate(zip(places, sizes))]
+    if not places:
+        return None if mixture is None else [NetOf(arch_sql, 0, size)]
+    firsts = [sum(sizes[:k]) for k in range(len(sizes))]
+    return [
+        NetOf(f"{arch_sql}->'config'->'layers'->{place}", first, own)
+        for place, first, own in zip(places, firsts, sizes)
+    ]
 
 
 def _is_balanced(info: dict[str, Any]) -> bool:
@@ -236,29 +308,42 @@ def _computers(db: Database, session: Session) -> Iterator[Callable[[StoredModel
         yield computer_of
 
 
-class _Rows:
-    """Rows of a packed table. `inputs`: arrays [rows, ...]; `loss`: of `answers`; `width`: of the output that answered last."""
+class Rows:
+    """Validation rows. `target`: their inputs, truth and weights; `loss`: of `answers`; `width`: of the output that answered
+    last; `transform`: of the rows; `text`: the packed table, as the caller calls it."""
 
-    def __init__(self, db: Database, packed: PackedTable, is_balanced: bool) -> None:
+    def __init__(self, db: Database, text: str | None, is_balanced: bool) -> None:
         """Read them; `is_balanced`: all classes count alike. Raises MopError where there are several targets."""
-        columns = packed.transform.columns
+        packed = PackedTable(db, text, "validation table")
+        self.text, self.transform, self._schema = packed.text, packed.transform, db.extension
         if len(packed.outputs) != 1:
             raise MopError(f'"{packed.text}" has {len(packed.outputs)} targets: a named model has one')
-        arrays = _read(db, packed)
-        self.inputs, self.count = arrays[: len(packed.inputs)], len(arrays[0])
-        self._truth = arrays[len(packed.inputs)].reshape(self.count, -1)
-        self._is_classes = not columns[len(packed.inputs)].is_numbers
-        row_weights = arrays[-1].reshape(-1).astype("f8") if packed.weighted else None
+        (target,) = packed.transform.outputs
+        self.is_balanced, self._is_classes = is_balanced and not target.is_numbers, not target.is_numbers
+        arrays = packed_rows.read(db, packed, MOST_ROWS, MOST_BYTES)
+        self.target = boosting.target_of(packed, arrays, self.is_balanced)
+        self.inputs, self._truth, self.count = self.target.inputs, self.target.truth, len(self.target.truth)
+        row_weights = self.target.weights
         if self._is_classes:
             self._codes = self._truth.argmax(1)
-            if is_balanced:  # as the models have been trained
-                own = 1 / np.bincount(self._codes)[self._codes]
-                row_weights = own if row_weights is None else own * row_weights
             self.loss = ensemble.log_loss(row_weights)
         else:
             if row_weights is not None:
                 row_weights = np.repeat(row_weights, self._truth.shape[1])
             self.loss = ensemble.squared_error(self._truth.reshape(-1).astype("f8"), row_weights)
+
+    def check_suits(self, model: StoredModel) -> None:
+        """Raises MopError where a model takes rows that are packed otherwise."""
+        difference = self.transform.difference(model.transform)
+        if difference is not None:
+            raise MopError(
+                f'the rows of "{self.text}" are not packed as those of {model.what}: {difference}',
+                hint=f"SELECT {self._schema}.mop_pack(..., fitted_on => 'packed training table');",
+            )
+
+    def of(self, outputs: np.ndarray) -> np.ndarray:
+        """What the loss takes of outputs [rows, width]."""
+        return outputs[np.arange(len(outputs)), self._codes] if self._is_classes else outputs.reshape(-1)
 
     def answers(self, db: Database, model: StoredModel, compute: Computer) -> np.ndarray:
         """What the loss takes of a model's outputs: the probability of each row's class, or the numbers. Raises MopError."""
@@ -288,27 +373,3 @@ class _Rows:
                 f"{model.what} gives no probabilities of classes", hint="Its output needs the activation softmax."
             )
         return outputs[np.arange(len(outputs)), self._codes[part]]
-
-
-def _read(db: Database, packed: PackedTable) -> list[np.ndarray]:
-    """The columns of a packed table; of many rows, each of so many."""
-    columns = packed.transform.columns
-    first = quote_identifier(columns[0].name + "_shape")
-    total = db.value(f"SELECT sum({first}[1])::bigint FROM {packed.table}") or 0
-    row_bytes = sum(column.packed_bytes for column in columns)
-    step = max(1, math.ceil(total / max(1, min(MOST_ROWS, MOST_BYTES // row_bytes))))
-    names = ", ".join(
-        f"{quote_identifier(c.name)} AS c{i}, {quote_identifier(c.name + '_shape')} AS s{i}"
-        for i, c in enumerate(columns)
-    )
-    parts: list[list[np.ndarray]] = [[] for _ in columns]
-    cursor = db.plpy.cursor(f"SELECT {names} FROM {packed.table} ORDER BY buffer_id")
-    try:
-        while buffers := cursor.fetch(1):
-            db.check_cancel()
-            for i, column in enumerate(columns):
-                array = np.frombuffer(buffers[0][f"c{i}"], column.dtype).reshape(buffers[0][f"s{i}"])
-                parts[i].append(array[::step].copy() if step > 1 else array)
-    finally:
-        cursor.close()
-    return [np.concatenate(arrays) for arrays in parts]

@@ -8,6 +8,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
+from pg_mop.api.tables import boosting
 from pg_mop.api.tables.baselines import MOST_ROWS
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, error_of, is_cancel, step_message
@@ -100,9 +101,13 @@ def explain(training: Training, prefix: str, names: dict[str, str], version: int
         training.pack_parts(steps, packed)
         seconds["pack"] = factor * (time.monotonic() - began)
         began = time.monotonic()
-        kind = training.make_nets(steps, names)
+        training.make_nets(steps, names)
+        kind = training.kind(steps, names)
         seconds["nets"] = time.monotonic() - began
-        training.search_nets(steps, names, kind, time.monotonic() - sum(seconds.values()))
+        seconds["boosting"] = 0.0
+        if boosting.BOOSTING in training.families and training.without_boosting(names) is None:
+            seconds["boosting"] = training.boosting_seconds(sum(seconds.values()))
+        training.search_nets(steps, names, kind, time.monotonic() - sum(seconds.values()), seconds["boosting"])
         plan = explaining.made
         width = _width(db, training, names)
         classes = _classes(plan, kind)
@@ -169,7 +174,7 @@ def _plan(
     """The plan of the search as one of the whole call."""
     search = plan["search"]
     low, high = search["range"]
-    prepare = seconds["split"] + seconds["pack"] + seconds["nets"]
+    prepare = seconds["split"] + seconds["pack"] + seconds["nets"] + seconds["boosting"]
     # what was measured on a sample and what is guessed may take half or twice as long
     rough = seconds["measure"] + (seconds["pack"] if sampled is not None else 0.0)
     sure = prepare + seconds["measure"] - rough

@@ -13,7 +13,7 @@ from mop_udf.aggregate import Session
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import with_trainer
 from pg_mop.api.search.folds import check_folds
-from pg_mop.api.tables import ensembles, explained_training, reports, same_rows, training_checks
+from pg_mop.api.tables import boosting, ensembles, explained_training, reports, same_rows, training_checks
 from pg_mop.api.tables.baselines import Contender, contenders
 from pg_mop.api.tables.named_models import add_version, check_writable, step_prefix, switch, version_of
 from pg_mop.api.tables.pack import Options
@@ -28,13 +28,15 @@ from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal,
 from pg_mop.inference import scores
 from pg_mop.inference.model_parts import is_callers, signed
 from pg_mop.inference.named_model import NamedModel, table_of
+from pg_mop.packing.packed_table import PackedTable
 from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows_of, view_of_query
 
 REMARK = "a step of mop_train: its end, or the next call, drops it"  # the comment of the relations of the steps
 RESERVED = 0.05  # of the time limit, for measuring the winner
 FOR_BASELINES = 0.1  # of the time limit, for training these
 FOR_ENSEMBLE = 0.03  # of the time limit, for the answers that choose the members
-LEAST_SECONDS = 0.5  # of training: of the search, and of baselines
+FOR_BOOSTING = 0.35  # of what is left of the time limit for training, where nets are trained, too
+LEAST_SECONDS = 0.5  # of training: of the search, of boosting, and of baselines
 PASSES = 27  # over the rows, of the longest trial
 LEAST_STEPS = 500  # mini-batches of the longest trial: of few rows, it has more passes
 ROWS_A_SECOND = 50_000  # that a session trains on, roughly: of many rows, a trial has fewer passes
@@ -135,6 +137,10 @@ class Training:
         if arguments.max_trials is not None and arguments.max_trials < 1:
             raise MopError(f"max_trials must be at least 1, not {arguments.max_trials:g}")
         self.most_members = ensembles.members_of_call("ensemble", arguments.ensemble)
+        self.families = boosting.families_of(arguments.families)
+        self.has_nets = boosting.NETS in self.families
+        if not self.has_nets:
+            self._check_without_nets()
         layer_names(arguments.layers)
         if db.setting("transaction_isolation") != "read committed":
             raise MopError(
@@ -212,6 +218,15 @@ class Training:
             )
         self.segments = settings.load(db)["segments"] or settings.gpus() or settings.cores()
 
+    def _check_without_nets(self) -> None:
+        """Raises MopError where the call asks for what nets alone have."""
+        a, hint = self.arguments, f"families => '{boosting.NETS}, {boosting.BOOSTING}'"
+        asked = [name for name in ("folds", "layers") if getattr(a, name) is not None]
+        if asked:
+            raise MopError(f"{asked[0]} is of nets, and families has none", hint=hint)
+        if self.db.explaining is not None:
+            raise MopError("a call without nets cannot be explained: it has no search of nets", hint=hint)
+
     def _groups(self, rows: Any, steps: Any = None) -> int:
         """The number of groups of a table or view. Raises MopError where they are fewer than the folds."""
         by, folds = split_names(self.arguments.by)[:1], self.arguments.folds or 0
@@ -252,24 +267,23 @@ class Training:
                 self.read_query(steps, n)
                 self.split_rows(steps, prefix, n)
                 self.pack_parts(steps, n)
-                kind = self.make_nets(steps, n)
+                if self.has_nets:
+                    self.make_nets(steps, n)
+                kind = self.kind(steps, n)
                 self.tell_of_rows(steps, n, kind)
+                self._may_be_balanced(kind)
                 prepared = time.monotonic() - began
-                self.search_nets(steps, n, kind, began)
+                boosted = self._boost(session, n, prepared)
+                boosting_ended = time.monotonic() - began
+                if self.has_nets:
+                    self.search_nets(steps, n, kind, began, boosting_ended - prepared)
             except BaseException:
                 steps.finish(self._dropping(n))
                 raise
-        searched = time.monotonic() - began - prepared
-        best = db.value(f"SELECT best_mst_key FROM {self._found(n['search'], '_summary')}")
-        if best is None:
-            raise MopError("no trial was evaluated within the time limit", hint="Give a longer time_limit.")
-        trial = db.one(
-            f"SELECT t.compile_params, t.fit_params, t.iterations, a.name AS net FROM {self._found(n['search'], '_trials')} t "
-            f"JOIN {db.find_table(n['nets'])} a USING (model_id) WHERE mst_key = {int(best)}"
-        )
-        assert trial is not None
-        members = self._ensemble(session, n)
-        number = self._add(n, best, members, trial["fit_params"], kind, use)
+        searched = time.monotonic() - began - boosting_ended
+        best, trial = self._best_trial(n) if self.has_nets else (0, None)
+        members = self._ensemble(session, n, boosted)
+        number = self._add(n, best, members, trial, kind, use)
         model = NamedModel.find(db, self.name, number)
         measurement = reports.measure(db, session, model, n["test"])
         metrics = measurement.measures(model.regression)
@@ -281,15 +295,15 @@ class Training:
         without = 0.0 if model.regression else scores.most_frequent(measurement.truth)
         training_checks.tell_giveaway(db, session, model, n["test"], main, metrics[main], without)
         switched = self._decide(session, model, number, metrics, use, n)
-        trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}")
+        trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}") if self.has_nets else 0
         details = {
             "arguments": self.arguments.to_json(),
             "parts": self.queries,
             **({"folds": self._means(n, best)} if self.arguments.folds is not None else {}),
             "statements": self.statements,
-            "net": trial["net"],
+            **({"net": trial["net"], "iterations": trial["iterations"]} if trial is not None else {}),
             **(self._described(n, members) if members is not None else {}),
-            "iterations": trial["iterations"],
+            **({"boosting": boosted[1].to_json()} if boosted is not None else {}),
             "trials": trials,
             "rows": self.parts,
             "interval": list(_interval(model, measurement, metrics)),
@@ -396,28 +410,31 @@ class Training:
         # mop_pack itself comments on the packed table
         self._say(steps, self._call("mop_pack", [part, output], given), [self.db.suffixed(output, "_summary")])
 
-    def make_nets(self, steps: Steps, n: dict[str, str]) -> str:
-        if self.present is None:
-            arguments = {"layers": self.arguments.layers}
-            self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], arguments), [n["nets"]], True)
-        else:
-            self._load_nets(steps, n, self.present)
+    def make_nets(self, steps: Steps, n: dict[str, str]) -> None:
+        """Make the nets, or those with their weights of the version whose training goes on, if it has any."""
+        if self.present is not None and self._load_nets(steps, n, self.present):
+            return
+        arguments = {"layers": self.arguments.layers}
+        self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], arguments), [n["nets"]], True)
+
+    def kind(self, steps: Steps, n: dict[str, str]) -> str:
+        """The kind of the target, as it is packed."""
         row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s")
         return "regression" if row[0][0] == "float32" else "classification"
 
-    def _load_nets(self, steps: Steps, n: dict[str, str], version: int) -> None:
-        """The nets of a version, with their weights: training goes on with each member of an ensemble."""
+    def _load_nets(self, steps: Steps, n: dict[str, str], version: int) -> bool:
+        """Load the nets of a version, with their weights: training goes on with each member of an ensemble. False where the
+        version has trees alone."""
         table = table_of(self.db, self.name)
         load, nets = f"SELECT {written(self.db.schema)}.load_keras_model", quote_literal(n["nets"])
         loaded_from = f"FROM {self._ref(self.name)} m WHERE m.version = {version};"
-        members = ensembles.members_of(self.db, table, version)
-        for number, (place, first, size) in enumerate(members, 1):
-            arch = f"m.model_arch->'config'->'layers'->{place}"
-            value = f"substring(m.model_weights FROM {first + 1} FOR {size})"
+        members = ensembles.nets_of(self.db, table, version)
+        for number, member in enumerate(members or (), 1):
+            value = f"substring(m.model_weights FROM {member.first + 1} FOR {member.bytes})"
             what = quote_literal(f"version {version}, member {number}")
-            self._say(steps, f"{load}({nets}, {arch}, {value}, {what}) {loaded_from}", [n["nets"]], True)
-        if members:
-            return
+            self._say(steps, f"{load}({nets}, {member.arch_sql}, {value}, {what}) {loaded_from}", [n["nets"]], True)
+        if members is not None:
+            return bool(members)
         self._say(
             steps,
             f"{load}({nets}, m.model_arch, m.model_weights, 'version {version}') {loaded_from}",
@@ -427,6 +444,7 @@ class Training:
         if (parts := weights.existing(self.db, str(table), weights.READING)) is not None:
             copy = self.db.suffixed(n["nets"], weights.SUFFIX)
             self._say(steps, f"CREATE TABLE {self._ref(copy)} AS TABLE {parts};", [copy], True)
+        return True
 
     def tell_of_rows(self, steps: Steps, n: dict[str, str], kind: str) -> None:
         """Warn the caller of copies of rows, of a target with a long tail, and of a rare class."""
@@ -437,14 +455,62 @@ class Training:
         elif self.arguments.weight is None:
             training_checks.tell_rare_class(self.db, steps, train, self.column)
 
-    def search_nets(self, steps: Steps, n: dict[str, str], kind: str, began: float) -> None:
+    def _may_be_balanced(self, kind: str) -> None:
+        if self.balanced and kind == "regression":
+            raise MopError("weight => 'balanced' needs classes, but the target has numbers", hint="Leave weight out.")
+
+    @property
+    def reserved(self) -> float:
+        """The share of the time limit that is not for training."""
+        share = RESERVED + FOR_BASELINES * (self.arguments.baselines is not False)
+        return share + FOR_ENSEMBLE * (self.has_nets and (self.most_members > 1 or boosting.BOOSTING in self.families))
+
+    def without_boosting(self, n: dict[str, str]) -> str | None:
+        """Why this call trains no boosted trees although its families have them, or None."""
+        if "valid" not in self.parts:
+            return "it needs a validation part, which says when to stop"
+        with self.db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
+            return boosting.obstacle(PackedTable(self.db, n["packed"], "packed table").transform)
+
+    def boosting_seconds(self, prepared: float) -> float:
+        """The seconds for boosting, after so many of preparation."""
+        left = self.seconds * (1 - self.reserved) - prepared
+        return max(LEAST_SECONDS, left * (FOR_BOOSTING if self.has_nets else 1))
+
+    def _boost(
+        self, session: Any, n: dict[str, str], prepared: float
+    ) -> tuple[ensembles.Rows, boosting.Boosted] | None:
+        """The validation rows, and the boosted trees that may be members. Nets alone are an answer, too."""
+        if boosting.BOOSTING not in self.families:
+            return None
+        reason = self.without_boosting(n)
+        try:
+            if reason is not None:
+                raise MopError(f"no boosted trees are trained: {reason}", hint=f"families => '{boosting.NETS}'")
+            with self.db.undone():
+                rows = ensembles.Rows(self.db, n["checked"], self.balanced)
+            seconds = self.boosting_seconds(prepared)
+            most = self.arguments.max_trials
+            found = boosting.train(self.db, session, n["packed"], rows.target, self.balanced, seconds, most)
+        except MopError as error:
+            if not self.has_nets:
+                raise
+            if reason is None:
+                self.db.warning(f"nets answer alone: {error.message}", detail=error.detail, hint=error.hint)
+            elif self.arguments.families is not None:
+                self.db.notice(f"nets answer alone: {error.message}", hint=error.hint)
+            return None
+        finally:
+            session.give_back()  # the search may need the trainer
+        return rows, found
+
+    def search_nets(self, steps: Steps, n: dict[str, str], kind: str, began: float, boosted: float = 0.0) -> None:
+        """Search nets in the rest of the time; `boosted`: seconds of boosting, since `began`."""
         rows = self.parts["train"]
         small = 32 if rows < 20_000 else 128 if rows < 200_000 else 512
         loss, metrics = ("mse", ["mae"]) if kind == "regression" else ("categorical_crossentropy", ["accuracy"])
-        prepared = time.monotonic() - began
-        reserved = RESERVED + FOR_BASELINES * (self.arguments.baselines is not False)
-        reserved += FOR_ENSEMBLE * (self.most_members > 1)
-        seconds_left = self.seconds * (1 - reserved) - prepared
+        prepared = time.monotonic() - began - boosted
+        seconds_left = self.seconds * (1 - self.reserved) - prepared - boosted
         passes = passes_for(rows, small, seconds_left)
         rates = [f"Cosine({rate if self.present is None else rate / 10:g}, {passes})" for rate in RATES]
         space = {
@@ -455,12 +521,8 @@ class Training:
             "epochs": [1],
         }
         if self.balanced:
-            if kind == "regression":
-                raise MopError(
-                    "weight => 'balanced' needs classes, but the target has numbers", hint="Leave weight out."
-                )
             space["class_weight"] = ["balanced"]
-        if seconds_left < 0.2 * self.seconds:
+        if seconds_left + boosted < 0.2 * self.seconds:
             self.db.warning(
                 f"preparing the rows has taken {prepared:.0f} s of the time_limit of {self.seconds:.0f} s",
                 hint=f"time_limit => '{math.ceil(6 * prepared)} s'",
@@ -555,46 +617,77 @@ class Training:
 
     # --- the result ---
 
-    def _ensemble(self, session: Any, n: dict[str, str]) -> ensembles.Ensemble | None:
-        """The trials whose mean answers; None where the best trial answers alone."""
-        if self.most_members == 1 or "valid" not in self.parts:
+    def _best_trial(self, n: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        """The best trial's number, and what the report says of it. Raises MopError."""
+        best = self.db.value(f"SELECT best_mst_key FROM {self._found(n['search'], '_summary')}")
+        if best is None:
+            raise MopError("no trial was evaluated within the time limit", hint="Give a longer time_limit.")
+        trial = self.db.one(
+            f"SELECT t.compile_params, t.fit_params, t.iterations, a.name AS net FROM {self._found(n['search'], '_trials')} t "
+            f"JOIN {self.db.find_table(n['nets'])} a USING (model_id) WHERE mst_key = {int(best)}"
+        )
+        assert trial is not None
+        return int(best), trial
+
+    def _ensemble(
+        self, session: Any, n: dict[str, str], boosted: tuple[ensembles.Rows, boosting.Boosted] | None
+    ) -> ensembles.Ensemble | None:
+        """The models whose mean answers; None where the best net answers alone."""
+        if "valid" not in self.parts or (self.most_members == 1 and boosted is None):
             return None
+        search, trees = n["search"] if self.has_nets else None, {}
+        if boosted is not None:
+            trees = {"boosted_on": n["packed"], "time_limit": f"{boosted[1].seconds:.1f} s"}
         self.statements.append(
-            self._call("mop_ensemble", [n["search"], n["checked"], self.name], {"members": self.most_members})
+            self._call("mop_ensemble", [search, n["checked"], self.name], {"members": self.most_members, **trees})
         )
         seconds = max(LEAST_SECONDS, FOR_ENSEMBLE * self.seconds)
         try:
-            found = ensembles.choose(self.db, session, n["search"], n["checked"], self.most_members, seconds)
+            rows = boosted[0] if boosted is not None else ensembles.Rows(self.db, n["checked"], self.balanced)
+            candidates = None if boosted is None else boosted[1]
+            found = ensembles.choose(self.db, session, search, rows, self.most_members, candidates, seconds)
         except MopError as error:  # the trials are trained: the best of them is an answer
+            if not self.has_nets:
+                raise
             self.db.warning(f"the best trial answers alone: {error.message}", detail=error.detail, hint=error.hint)
             return None
-        return found if len(found.members) > 1 else None
+        return found if len(found.members) > 1 or found.trees else None
 
     def _described(self, n: dict[str, str], members: ensembles.Ensemble) -> dict[str, Any]:
         """The details of an ensemble, with the names and the iterations of its members' nets."""
-        keys = ", ".join(str(member.mst_key) for member in members.members)
-        rows = self.db.execute(
-            f"SELECT t.mst_key, t.iterations, a.name AS net FROM {self._found(n['search'], '_trials')} t "
-            f"JOIN {self.db.find_table(n['nets'])} a USING (model_id) WHERE mst_key IN ({keys})"
-        )
-        known = {row["mst_key"]: {"net": row["net"], "iterations": row["iterations"]} for row in rows}
+        known: dict[int, dict[str, Any]] = {}
+        if members.nets:
+            keys = ", ".join(str(member.key) for member in members.nets)
+            rows = self.db.execute(
+                f"SELECT t.mst_key, t.iterations, a.name AS net FROM {self._found(n['search'], '_trials')} t "
+                f"JOIN {self.db.find_table(n['nets'])} a USING (model_id) WHERE mst_key IN ({keys})"
+            )
+            known = {row["mst_key"]: {"net": row["net"], "iterations": row["iterations"]} for row in rows}
         details = members.to_json()
-        details["members"] = [{**member, **known[member["mst_key"]]} for member in details["members"]]
-        return {"net": ", ".join(dict.fromkeys(m["net"] for m in details["members"])), "ensemble": details}
+        details["members"] = [{**member, **known.get(member.get("mst_key"), {})} for member in details["members"]]
+        names = (member.get("net", boosting.BOOSTING) for member in details["members"])
+        return {"net": ", ".join(dict.fromkeys(names)), "ensemble": details}
 
     def _add(
-        self, n: dict[str, str], best: int, members: ensembles.Ensemble | None, fit_params: str, kind: str, use: bool
+        self,
+        n: dict[str, str],
+        best: int,
+        members: ensembles.Ensemble | None,
+        trial: dict[str, Any] | None,
+        kind: str,
+        use: bool,
     ) -> int:
         more: dict[str, Any] = {
             "kind": kind,
-            "fit_params": fit_params,
             "description": f"trained on {self.source}"[:200],
             "statement": self.statements[-1],
         }
         if members is None:
-            version = version_of(StoredModel(self.db, n["search"], best), **more)
+            assert trial is not None
+            version = version_of(StoredModel(self.db, n["search"], best), fit_params=trial["fit_params"], **more)
         else:
-            version = members.version(**{**more, "fit_params": members.members[0].info["fit_params"]})
+            fit_params = members.nets[0].info["fit_params"] if members.nets else None
+            version = members.version(fit_params=fit_params, **more)
         return add_version(self.db, self.name, version, use)
 
     def _decide(
@@ -626,7 +719,7 @@ class Training:
         model: NamedModel,
         found: list[Contender],
         details: dict[str, Any],
-        chosen: dict[str, Any],
+        chosen: dict[str, Any] | None,
         switched: bool,
     ) -> str:
         main = main_metric(model.regression)
@@ -634,8 +727,8 @@ class Training:
             f'Version {number} of model "{self.name}" predicts {model.target} ({model.kind})'
             + ("." if switched else "; it is not in use: the present version is at least as good."),
             f"Rows: {', '.join(f'{rows} {part}' for part, rows in self.parts.items())}. "
-            f"Trials: {details['trials']} in {details['seconds']['search']:.0f} s. "
-            + (_of_members(details["ensemble"]) if "ensemble" in details else f"Chosen: net {_of_trial(chosen)}."),
+            f"Trials: {_of_trials(details)}. "
+            + (_of_members(details["ensemble"]) if "ensemble" in details else f"Chosen: {_of_trial(chosen or {})}."),
             *([_line(details["folds"])] if "folds" in details else []),
             "On the test part:",
         ]
@@ -704,18 +797,36 @@ BEGIN
 END"""
 
 
+def _of_trials(details: dict[str, Any]) -> str:
+    """How many models have been tried, and how long."""
+    found = []
+    if "boosting" in details:
+        own, rows = details["boosting"], details["rows"]["train"]
+        part = f" on {own['rows']} of the rows" if own["rows"] < rows else ""
+        found.append(f"{len(own['trials'])} of boosting{part} in {own['seconds']:.0f} s")
+    if details["trials"]:
+        found.append(f"{details['trials']} of nets in {details['seconds']['search']:.0f} s")
+    return ", ".join(found)
+
+
 def _of_trial(trial: dict[str, Any]) -> str:
-    return f"{trial['net']}, {trial['compile_params']}, {trial['fit_params']}, after {trial['iterations']} iterations"
+    if trial.get("family") == boosting.BOOSTING:
+        return f"boosted trees, {json.dumps(trial['params'])}, after {trial['rounds']} rounds"
+    return (
+        f"net {trial['net']}, {trial['compile_params']}, {trial['fit_params']}, after {trial['iterations']} iterations"
+    )
 
 
 def _of_members(details: dict[str, Any]) -> str:
     """The lines of the report about an ensemble."""
     members = details["members"]
+    if len(members) == 1:
+        return f"Chosen: {_of_trial(members[0])}; its validation loss is {details['loss']:.4g}."
     return "\n".join(
         [
-            f"Chosen: the weighted mean of {len(members)} nets, of the best {details['candidates']}; its validation loss is "
-            f"{details['loss']:.4g}, that of the best net alone {details['best_alone']:.4g}:",
-            *(f"  {member['weight']:.3g} net {_of_trial(member)}" for member in members),
+            f"Chosen: the weighted mean of {len(members)} models, of the best {details['candidates']}; its validation loss is "
+            f"{details['loss']:.4g}, that of the best model alone {details['best_alone']:.4g}:",
+            *(f"  {member['weight']:.3g} {_of_trial(member)}" for member in members),
         ]
     )
 

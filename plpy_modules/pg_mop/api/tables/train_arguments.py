@@ -34,6 +34,7 @@ class TrainArguments:
     keep: bool | None
     folds: int | None
     ensemble: int | None
+    families: str | None
 
     @classmethod
     def of_call(cls, values: Sequence[Any]) -> TrainArguments:

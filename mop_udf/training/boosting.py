@@ -1,0 +1,282 @@
+"""Boosted trees by LightGBM, where it is installed: trials with early stopping, searched within a given time. Runs in the
+trainer.
+
+A trial's result is LightGBM's text, which the backend reads by a reader of its own (pg_mop/inference/trees.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+LEAST_TRIALS = 8  # of a table with few validation rows
+VALID_ROWS_PER_TRIAL = 5  # with few validation rows, the best of many trials is the luckiest
+LEAST_SECONDS = 0.5  # of the first trial
+NEXT = 0.25  # share of the time that a trial after the first may take; what is left, if the first needs more, is too little
+VAIN = 20  # trials without a better one, after which the search ends
+BETTER = 1e-4  # share by which a better loss is lower
+ROUNDS = 2000
+SMALL, SMALL_ROUNDS = 1000, 300  # training rows of a small table, and the rounds of its trials
+MOST_LEAVES = 60_000  # of a trial: each session that answers reads their text
+RANDOM = 6  # trials after the first that are drawn at random; later ones vary a good trial
+PARENTS, STEP = 3, 0.15  # the best trials that are varied; the deviation of a step, in the unit cube
+MANY, WIDE = 20_000, 100  # rows of a large table; elements of a wide one
+CELLS_PER_THREAD = 200_000  # elements: for fewer, threads cost more than they bring
+# packages that LightGBM imports where they are installed
+NOT_USED = ("sklearn", "pandas", "matplotlib", "pyarrow", "dask", "graphviz")
+
+
+@dataclass
+class Rows:
+    """Inputs [rows, elements] (float32, NaN: no value), targets (float64: class numbers, or numbers), weights or None."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray | None
+
+
+@dataclass
+class Trial:
+    """A trained model. `loss`: on the validation rows, after the best number of `rounds`; `ended`: why training ended;
+    `answers`: for the validation rows, probabilities [rows, classes] or numbers [rows, 1]."""
+
+    params: dict[str, Any]
+    rounds: int = 0
+    loss: float = math.inf
+    seconds: float = 0.0
+    ended: str = ""
+    place: list[float] = field(default_factory=list)  # in the unit cube
+    text: str = ""
+    answers: np.ndarray | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What the caller is told."""
+        loss = self.loss if math.isfinite(self.loss) else None
+        return {
+            "params": self.params,
+            "rounds": self.rounds,
+            "loss": loss,
+            "seconds": self.seconds,
+            "ended": self.ended,
+        }
+
+
+def imported() -> Any:
+    """LightGBM, without the optional packages that it would import. Raises ImportError."""
+    absent = [name for name in NOT_USED if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    try:
+        import lightgbm
+
+        return lightgbm
+    except OSError as error:  # a library of the system is missing
+        raise ImportError(f"LightGBM cannot be loaded: {error}") from None
+    finally:
+        for name in absent:
+            sys.modules.pop(name, None)
+
+
+def search(
+    train: Rows,
+    valid: Rows,
+    codes: list[int],
+    classes: int,
+    until: float,
+    most: int,
+    threads: int,
+    seed: int,
+    kept: int,
+) -> list[Trial]:
+    """The trials, in their order; `text` and `answers` of the best `kept` alone. Raises ImportError without LightGBM.
+
+    `codes`: the elements that are category codes; `classes`: 0 for numbers. The first trial has good defaults. The search ends
+    at `until` (of time.monotonic, which all processes of a machine share), after `most` trials, or when nothing gets better.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # (of parameters that the rows were not read with)
+        return _search(
+            _Search(imported(), train, valid, codes, classes, max(1, threads), seed), valid, until, most, kept
+        )
+
+
+def _search(searching: _Search, valid: Rows, until: float, most: int, kept: int) -> list[Trial]:
+    until = max(until, time.monotonic() + LEAST_SECONDS)
+    seconds = until - time.monotonic()
+    most = min(most, max(LEAST_TRIALS, len(valid.inputs) // VALID_ROWS_PER_TRIAL))
+    trials: list[Trial] = []
+    best, vain = math.inf, 0
+    while len(trials) < most and vain < VAIN:
+        left = until - time.monotonic()
+        if trials and left < NEXT * trials[0].seconds:
+            break
+        place = searching.next_place(trials, seconds)
+        trial = searching.train(place, time.monotonic() + (min(left, seconds * NEXT) if trials else left))
+        trials.append(trial)
+        vain = 0 if trial.loss < best * (1 - BETTER) else vain + 1
+        best = min(best, trial.loss)
+        for other in sorted(trials, key=lambda one: one.loss)[kept:]:
+            other.text, other.answers = "", None
+    return trials
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """A parameter of LightGBM: from `least` to `most`, on a logarithmic scale, or a choice of two where `choices`."""
+
+    name: str
+    least: float
+    most: float
+    is_log: bool = True
+    is_whole: bool = False
+    choices: tuple[Any, ...] = ()
+
+    def value(self, place: float) -> Any:
+        """The value at a place between 0 and 1."""
+        if self.choices:
+            return self.choices[int(place >= 0.5)]
+        if self.is_log:
+            value = math.exp(math.log(self.least) + place * (math.log(self.most) - math.log(self.least)))
+        else:
+            value = self.least + place * (self.most - self.least)
+        return round(value) if self.is_whole else float(f"{value:.4g}")
+
+    def place(self, value: float) -> float:
+        """The place of a value."""
+        if self.choices:
+            return 0.25 + 0.5 * self.choices.index(value)
+        least, most, own = (
+            map(math.log, (self.least, self.most, value)) if self.is_log else (self.least, self.most, value)
+        )
+        return min(1.0, max(0.0, (own - least) / (most - least))) if most > least else 0.0
+
+
+class _Search:
+    def __init__(
+        self, lightgbm: Any, train: Rows, valid: Rows, codes: list[int], classes: int, threads: int, seed: int
+    ) -> None:
+        self._rows, self._classes, self._valid = len(train.inputs), classes, valid
+        self._random = np.random.default_rng(seed)
+        threads = min(threads, 1 + train.inputs.size // CELLS_PER_THREAD)
+        objective = {0: "regression", 2: "binary"}.get(classes, "multiclass")
+        self._fixed = {
+            "objective": objective,
+            "metric": {"regression": "l2", "binary": "binary_logloss", "multiclass": "multi_logloss"}[objective],
+            "verbosity": -1,
+            "num_threads": threads,
+            "seed": seed % (1 << 31),
+            "deterministic": True,
+            "force_col_wise" if train.inputs.shape[1] > WIDE else "force_row_wise": True,
+            "max_bin": 127 if self._rows < MANY else 255,
+            "bagging_freq": 1,
+            "feature_pre_filter": False,  # (trials differ in min_data_in_leaf)
+            **({"num_class": classes} if classes > 2 else {}),
+        }
+        self._space = _space(self._rows, bool(codes))
+        self._lightgbm = lightgbm
+        self._train = lightgbm.Dataset(
+            train.inputs,
+            train.targets,
+            weight=train.weights,
+            categorical_feature=codes,
+            params=self._fixed,
+            free_raw_data=True,
+        )
+        self._check = self._train.create_valid(valid.inputs, valid.targets, weight=valid.weights).construct()
+
+    def next_place(self, trials: list[Trial], seconds: float) -> list[float]:
+        """The place of the next trial: the defaults, a random one, or one beside a good one."""
+        if not trials:
+            defaults = _defaults(self._rows)
+            return [one.place(defaults[one.name]) for one in self._space]
+        if len(trials) <= RANDOM:
+            place = self._random.random(len(self._space)).tolist()
+        else:
+            best = sorted(trials, key=lambda one: one.loss)[:PARENTS]
+            parent = best[int(self._random.integers(len(best)))]
+            place = np.clip(parent.place + self._random.normal(0, STEP, len(self._space)), 0, 1).tolist()
+        # a slower rate than the time of a trial allows would end too early
+        first = trials[0]
+        slowest = first.params["learning_rate"] * first.seconds / (seconds * NEXT)
+        rate = self._space[0]
+        return [max(place[0], min(rate.place(max(slowest, rate.least)), 1.0)), *place[1:]]
+
+    def train(self, place: list[float], until: float) -> Trial:
+        """Train with early stopping, at least one round and not beyond `until`."""
+        began = time.monotonic()
+        params = {one.name: one.value(own) for one, own in zip(self._space, place)}
+        trial = Trial(params, place=place)
+        most = SMALL_ROUNDS if self._rows < SMALL else ROUNDS
+        most = max(
+            1, min(most, MOST_LEAVES // (params["num_leaves"] * max(1, self._classes if self._classes > 2 else 1)))
+        )
+        patience = min(150, max(20, math.ceil(3 / params["learning_rate"])))
+        booster = self._lightgbm.Booster({**self._fixed, **params}, self._train)
+        booster.add_valid(self._check, "valid")
+        trial.ended = "all rounds"
+        for number in range(1, most + 1):
+            is_over = booster.update()
+            loss = float(booster.eval_valid()[0][2])
+            if loss < trial.loss:
+                trial.loss, trial.rounds = loss, number
+            if is_over or number - trial.rounds >= patience:
+                trial.ended = "not better"
+                break
+            if time.monotonic() > until:
+                trial.ended = "time"
+                break
+        trial.rounds = max(1, trial.rounds)
+        trial.text = booster.model_to_string(num_iteration=trial.rounds)
+        outputs = booster.predict(self._valid.inputs, num_iteration=trial.rounds)
+        if self._classes == 2:
+            outputs = np.stack([1 - outputs, outputs], 1)
+        trial.answers = outputs.reshape(len(self._valid.inputs), -1)
+        trial.seconds = time.monotonic() - began
+        with contextlib.suppress(AttributeError):
+            booster.free_dataset()
+        return trial
+
+
+def _defaults(rows: int) -> dict[str, Any]:
+    """The parameters of the first trial."""
+    leaves, least = (6, 5) if rows < SMALL else (15, 10) if rows < 10_000 else (31, 20)
+    return {
+        "learning_rate": 0.1,
+        "num_leaves": leaves,
+        "min_data_in_leaf": least,
+        "feature_fraction": 0.7,
+        "bagging_fraction": 0.8,
+        "lambda_l2": 3.0 if rows < SMALL else 1.0,
+        "path_smooth": 1.0,
+        "extra_trees": False,
+        "max_cat_to_onehot": 64,
+        "cat_smooth": 10.0,
+        "min_data_per_group": 20,
+    }
+
+
+def _space(rows: int, has_codes: bool) -> list[_Parameter]:
+    """The searched parameters, the learning rate first."""
+    space = [
+        _Parameter("learning_rate", 0.01, 0.2),
+        _Parameter("num_leaves", 3, max(8, min(128, rows // 20)), is_whole=True),
+        _Parameter("min_data_in_leaf", 3, max(10, min(200, rows // 20)), is_whole=True),
+        _Parameter("feature_fraction", 0.3, 1.0, is_log=False),
+        _Parameter("bagging_fraction", 0.5, 1.0, is_log=False),
+        _Parameter("lambda_l2", 0.01, 100.0),
+        _Parameter("path_smooth", 0.01, 30.0),
+        _Parameter("extra_trees", 0, 1, choices=(False, True)),
+    ]
+    if has_codes:
+        space += [
+            _Parameter("max_cat_to_onehot", 0, 1, choices=(4, 64)),
+            _Parameter("cat_smooth", 1.0, 100.0),
+            _Parameter("min_data_per_group", 5, 100, is_whole=True),
+        ]
+    return space

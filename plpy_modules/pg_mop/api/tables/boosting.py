@@ -1,0 +1,178 @@
+"""Boosted trees for the rows of packed tables: trained by LightGBM in the session's trainer, candidates of an ensemble."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from mop_udf.aggregate import Session
+from pg_mop.api.common.session import trainer_of, trainer_options
+from pg_mop.backend import settings
+from pg_mop.backend.arrays import np
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import split_names
+from pg_mop.columns import OneHot, TargetNumber, Transform
+from pg_mop.inference.tree_inputs import TreeInputs
+from pg_mop.packing import packed_rows
+from pg_mop.packing.packed_table import PackedTable
+
+NETS, BOOSTING = "nets", "boosting"
+FAMILIES = (NETS, BOOSTING)
+PACKAGE = "lightgbm"
+MOST_CLASSES = 200  # a round has a tree for each class
+MOST_TRIALS, KEPT = 60, 5  # trials, and those that may be members
+CELLS_PER_SECOND = 250_000  # elements of training rows, for each second and thread: some hundred rounds are trained
+LEAST_ROWS, MOST_BYTES = 20_000, 512 << 20  # of the training rows, where there are more
+SECONDS = 10.0  # that boosting is searched in a call of mop_ensemble
+
+
+def families_of(text: str | None) -> tuple[str, ...]:
+    """The families that a call asks for; by default nets, and boosting where it is installed. Raises MopError."""
+    if text is None:
+        return FAMILIES if settings.is_installed(PACKAGE) else (NETS,)
+    names = [name.lower() for name in split_names(text)]
+    unknown = [name for name in names if name not in FAMILIES]
+    if unknown or not names:
+        raise MopError(
+            f"families has {unknown[0]!r}, which is no family of models that pg_mop trains"
+            if unknown
+            else "families names no family of models",
+            hint=f"families => '{', '.join(FAMILIES)}', or one of the two.",
+        )
+    if BOOSTING in names:
+        check_installed()
+    return tuple(name for name in FAMILIES if name in names)
+
+
+def check_installed() -> None:
+    """Raises MopError where LightGBM is not installed on this server."""
+    if not settings.is_installed(PACKAGE):
+        raise MopError(
+            "boosting needs LightGBM, which is not installed on this server",
+            hint=f"On this server: {settings.to_install(PACKAGE)}; or families => '{NETS}'.",
+            sqlstate="58000",
+        )
+
+
+@dataclass
+class Target:
+    """Rows of a packed table with their target. `truth`: [rows, width], one-hot or numbers; `weights`: of the rows, or None."""
+
+    inputs: list[np.ndarray]
+    truth: np.ndarray
+    weights: np.ndarray | None
+
+    def for_trainer(self, elements: np.ndarray, is_classes: bool) -> list[np.ndarray]:
+        """The arrays of a request. LightGBM regards weights as parts of rows: their mean is 1."""
+        own = self.truth.argmax(1) if is_classes else self.truth[:, 0]
+        weights = [] if self.weights is None else [(self.weights / (self.weights.mean() or 1)).astype("<f8")]
+        return [np.ascontiguousarray(elements, "<f4"), own.astype("<f8"), *weights]
+
+
+@dataclass
+class Boosted:
+    """The trials of boosting, as `details` keep them, and those that may be members: (number from 1 on, LightGBM's text, the
+    answers for the validation rows [rows, width])."""
+
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    kept: list[tuple[int, bytes, np.ndarray]] = field(default_factory=list)
+    rows: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The key `boosting` of a version's details."""
+        return {"trials": self.trials, "rows": self.rows, "seconds": self.seconds}
+
+
+def obstacle(transform: Transform) -> str | None:
+    """Why no trees are trained for rows of a transform; None where they are."""
+    if len(transform.outputs) != 1 or not isinstance(transform.outputs[0], (OneHot, TargetNumber)):
+        return "the target is neither one class nor one number"
+    if not TreeInputs.are_possible(transform.inputs):
+        return "there are texts, images, series or arrays, which trees do not take"
+    (target,) = transform.outputs
+    if isinstance(target, OneHot) and not 2 <= len(target.classes) <= MOST_CLASSES:
+        return f"there are {len(target.classes)} classes, and trees are trained for 2 to {MOST_CLASSES}"
+    return None
+
+
+def target_of(packed: PackedTable, arrays: list[np.ndarray], is_balanced: bool) -> Target:
+    """The rows of a packed table with one target; `is_balanced`: all classes count alike."""
+    inputs, truth = arrays[: len(packed.inputs)], arrays[len(packed.inputs)]
+    truth = truth.reshape(len(truth), -1)
+    weights = arrays[-1].reshape(-1).astype("f8") if packed.weighted else None
+    if is_balanced:  # as nets are trained
+        codes = truth.argmax(1)
+        own = 1 / np.bincount(codes)[codes]
+        weights = own if weights is None else own * weights
+    return Target(inputs, truth, weights)
+
+
+def train(
+    db: Database,
+    session: Session,
+    packed_text: str | None,
+    valid: Target,
+    is_balanced: bool,
+    seconds: float,
+    most_trials: float | None = None,
+) -> Boosted:
+    """Search boosted trees on a packed table for so many seconds; `valid`: the rows that judge. Raises MopError."""
+    began = time.monotonic()
+    check_installed()
+    threads = max(1, settings.cores() - settings.runnable_threads())
+    with db.undone():  # a lock on a step's table would hinder its owner, another session of this call, from dropping it
+        packed = PackedTable(db, packed_text, "packed table of boosting")
+        reason = obstacle(packed.transform)
+        if reason is not None:
+            raise MopError(f'"{packed_text}" has no boosted trees: {reason}', hint=f"families => '{NETS}'")
+        encoder = TreeInputs(packed.transform.inputs)
+        most = max(LEAST_ROWS, int(CELLS_PER_SECOND * threads * seconds / encoder.width))
+        training = target_of(packed, packed_rows.read(db, packed, most, MOST_BYTES), is_balanced)
+    (target,) = packed.transform.outputs
+    classes = len(target.classes) if isinstance(target, OneHot) else 0
+    if len({max(classes, 1), training.truth.shape[1], valid.truth.shape[1]}) > 1:
+        raise MopError(f'the targets of "{packed_text}" and of the validation rows are not packed alike')
+    given = [own.for_trainer(encoder.elements(own.inputs), bool(classes)) for own in (training, valid)]
+    count = len(given[0][0])
+    seed = settings.load(db)["seed"]
+    with trainer_of(session, trainer_options(db, False)) as trainer:
+        trainer.send(
+            {
+                "op": "boosting",
+                "shapes": [list(arrays[0].shape) for arrays in given],
+                "weighted": [own.weights is not None for own in (training, valid)],
+                "codes": encoder.codes,
+                "classes": classes,
+                "until": began + seconds,
+                "most": int(min(MOST_TRIALS, most_trials or MOST_TRIALS)),
+                "threads": threads,
+                "seed": 1 if seed is None else seed,
+                "kept": KEPT,
+            },
+            *(array.reshape(-1).view(np.uint8) for arrays in given for array in arrays),
+        )
+        del given
+        header, payloads = trainer.receive()
+    if "absent" in header:
+        raise MopError("the trainer cannot load LightGBM", detail=header["absent"], sqlstate="58000")
+    texts, answers = payloads[: len(header["kept"])], payloads[len(header["kept"]) :]
+    kept = [
+        (number + 1, bytes(text), np.frombuffer(found, "<f8").reshape(len(valid.truth), -1))
+        for number, text, found in zip(header["kept"], texts, answers, strict=True)
+        if np.isfinite(np.frombuffer(found, "<f8")).all()
+    ]
+    return Boosted(header["trials"], kept, count, time.monotonic() - began)
+
+
+def seconds_of(db: Database, limit: str | None) -> float:
+    """The seconds of an interval, as text. Raises MopError."""
+    if limit is None:
+        return SECONDS
+    seconds = float(db.value("SELECT extract(epoch FROM $1::interval)", ["text"], [limit]))
+    if not 0 < seconds < math.inf:
+        raise MopError(f"time_limit must be positive, not {limit}", hint="time_limit => '10 s'")
+    return seconds

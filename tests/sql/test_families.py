@@ -1,0 +1,230 @@
+"""Versions whose answer is a mean of nets and boosted trees."""
+
+import json
+import pathlib
+
+import numpy as np
+import psycopg2
+import pytest
+
+from support.client import Calling
+from support.cluster import eventually
+
+pytest.importorskip("lightgbm", reason="not run: LightGBM is not installed (pip install lightgbm)")
+ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def fields(db):
+    """A table with two targets, its parts packed for each; and `grown`, a model of nets and trees for the class."""
+    db.run("SET search_path = public, madlib; SET pg_mop.seed = 1; SET pg_mop.segments = 1")
+    db.run(
+        f"CREATE TABLE fields AS SELECT i AS id, CASE WHEN i % 9 > 0 THEN i * 7 % 60 END AS age, (ARRAY['town', 'lake', "
+        "'hill'])[1 + i % 3] AS area, 'kind ' || i * 11 % 40 AS kind, (i * 37 % 101)::float8 AS size, "
+        f"(i * 7919 % 997) / 100.0 AS noise FROM generate_series(1, {ROWS}) i; ALTER TABLE fields ADD PRIMARY KEY (id), "
+        "ADD wet text, ADD price float8; UPDATE fields SET wet = CASE WHEN coalesce(age, 20) + (i.k % 3) * 20 + 3 * noise > 60 "
+        "THEN 'yes' ELSE 'no' END, price = 100 + 3 * size + 9 * noise + (i.k % 5) * 10 "
+        "FROM (SELECT id AS own, id * 11 % 40 AS k FROM fields) i WHERE own = id; ALTER TABLE fields DROP noise"
+    )
+    db.run("SELECT mop_split('fields', 'part', valid => 0.3)")
+    for target, other in (("wet", "price"), ("price", "wet")):
+        db.run(f"SELECT mop_pack('part_train', '{target}_packed', target => '{target}', exclude => 'id, {other}')")
+        db.run(f"SELECT mop_pack('part_valid', '{target}_checked', fitted_on => '{target}_packed')")
+    db.run("SELECT mop_architecture('nets', 'wet_packed', 'linear, small')")
+    db.run(
+        "SELECT mop_search('wet_packed', 'wet_search', 'nets', $$ {'loss': ['categorical_crossentropy'], "
+        "'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01, 0.03]}], 'batch_size': [32]} $$, 'grid', "
+        "'iterations=5', validation_table => 'wet_checked')"
+    )
+    db.run("SELECT mop_ensemble('wet_search', 'wet_checked', 'grown', boosted_on => 'wet_packed', time_limit => '2 s')")
+    blend(db)
+    return db
+
+
+def blend(db):
+    """More versions of `grown`: 2, a quarter of whose answer is that of a net; 3, the trees of the first version alone; 4, as 2
+    with a net that Keras must compute."""
+    row = db.run("SELECT model_arch::text AS a, model_weights FROM grown WHERE version = 1")[0]
+    config = json.loads(row["a"])["config"]
+    texts, total = bytes(row["model_weights"])[config["bytes"] :], sum(one["weight"] for one in config["trees"])
+    row = db.run("SELECT model_arch::text AS a, model_weights FROM wet_search WHERE mst_key = 1")[0]
+    net, weights = json.loads(row["a"]), bytes(row["model_weights"])
+    for version, share, own in ((2, 0.25, net), (3, 0, None), (4, 0.25, permuted(net))):
+        trees = [{**one, "weight": (1 - share) * one["weight"] / total} for one in config["trees"]]
+        config = {"net": own, "weight": share, "bytes": len(weights) if own else 0, "trees": trees}
+        total = 1 - share
+        db.run(
+            "INSERT INTO grown (version, in_use, target, kind, transform, details, model_arch, model_weights) "
+            f"SELECT {version}, false, target, kind, transform, details, %s, %s FROM grown WHERE version = 1",
+            [
+                json.dumps({"module": "pg_mop", "class_name": "Mixture", "config": config}),
+                (weights if own else b"") + texts,
+            ],
+        )
+    db.run("SELECT mop_use_version('grown', 2)")
+
+
+def permuted(net):
+    """The same net with a layer more, which NumPy does not compute here."""
+    net = json.loads(json.dumps(net))
+    (last,) = net["config"]["output_layers"]
+    layer = {"class_name": "Permute", "name": "more", "config": {"name": "more", "dims": [1]}}
+    net["config"]["layers"].append({**layer, "inbound_nodes": [[[last[0], 0, 0, {}]]]})
+    net["config"]["output_layers"] = [["more", 0, 0]]
+    return net
+
+
+def answers(db, model, version, what="(probabilities->>'yes')::float8"):
+    sql = f"SELECT {what} AS p FROM mop_predict('{model}', source => 'fields', keep => 'id', version => {version}) "
+    sql += "ORDER BY (kept->>'id')::int"
+    return np.array([row["p"] for row in db.run(sql)])
+
+
+def test_boosted_trees_are_members_as_nets_are(fields):
+    details = fields.value("SELECT details FROM grown WHERE version = 1")
+    found = details["ensemble"]["members"]
+    assert sum(m["weight"] for m in found) == pytest.approx(1) and {m["family"] for m in found} <= {"nets", "boosting"}
+    assert details["ensemble"]["loss"] <= min(one["loss"] for one in details["boosting"]["trials"]) * 1.001
+    measured = {r["metric"]: r["value"] for r in fields.run("SELECT * FROM mop_evaluate('grown', 'part_valid', 1)")}
+    assert measured["log_loss"] == pytest.approx(details["ensemble"]["loss"], rel=1e-4)
+
+
+def test_the_answer_is_the_weighted_mean_of_the_members(fields):
+    fields.run("SELECT mop_deploy('alone', 'wet_search', 1)")
+    mean = 0.25 * answers(fields, "alone", 1) + 0.75 * answers(fields, "grown", 3)
+    assert np.allclose(answers(fields, "grown", 2), mean, rtol=1e-4)
+    rows = fields.run("SELECT mop_probability('grown', f, 'yes', 3) AS p FROM fields f ORDER BY id")
+    assert [row["p"] for row in rows] == answers(fields, "grown", 3).tolist()
+    for version in (2, 4):
+        rows = fields.run(f"SELECT mop_probability('grown', f, 'yes', {version}) AS p FROM fields f ORDER BY id")
+        assert np.allclose([row["p"] for row in rows], mean, rtol=1e-4)
+
+
+def test_all_that_reads_a_version_reads_its_trees(fields):
+    computed = fields.run("SELECT version, computed_by FROM mop_models WHERE name = 'grown' ORDER BY version")
+    assert [row["computed_by"] for row in computed] == ["backend"] * 3 + ["trainer: layer Permute"]
+    for version in (2, 3):
+        assert fields.run(f"SELECT * FROM mop_importance('grown', 'part_test', {version})")[0]["importance"] > 0
+        explained = fields.run(
+            f"SELECT e.* FROM fields f, mop_explain_answer('grown', f, source => 'fields', version => {version}) e WHERE id = 9"
+        )
+        assert {row["column_name"] for row in explained} >= {"age", "area", "kind", "size"}
+        assert "<html" in fields.value(f"SELECT mop_model_report('grown', 'part_test', version => {version})")
+    assert fields.run("SELECT * FROM mop_compare('grown', 2, 3, 'fields')")
+    fields.run("SELECT mop_predict_into('grown', 'fields', 'answered', 'id')")
+    assert np.allclose(
+        [row["p"] for row in fields.run("SELECT (probabilities->>'yes')::float8 AS p FROM answered ORDER BY id")],
+        answers(fields, "grown", 2),
+    )
+    fields.run("CREATE TABLE copied AS TABLE grown")  # what a dump restores
+    assert np.array_equal(answers(fields, "copied", 2), answers(fields, "grown", 2))
+
+
+def test_a_role_that_may_only_ask_is_answered(fields):
+    fields.run("CREATE ROLE asker LOGIN; GRANT mop_user TO asker; GRANT USAGE ON SCHEMA public TO asker")
+    fields.run("SELECT mop_share('grown', 'asker', 'answers'); GRANT SELECT ON fields TO asker")
+    fields.run("SET ROLE asker")
+    try:
+        assert len(fields.run("SELECT * FROM mop_predict('grown', source => 'fields')")) == ROWS
+    finally:
+        fields.run("RESET ROLE")
+
+
+def test_no_file_of_keras_leaves_the_trees_out(fields):
+    error = fields.error("SELECT mop_export_model('grown', 2)")
+    assert "boosted trees" in str(error) and "families => 'nets'" in error.diag.message_hint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "model_weights = substring(model_weights FROM 1 FOR octet_length(model_weights) - 9)",
+        "model_weights = overlay(model_weights PLACING 'nan' FROM position('leaf_value='::bytea IN model_weights) + 11)",
+        'model_arch = replace(model_arch::text, \'"weight": 0.25\', \'"weight": "a"\')::json',
+        "model_arch = replace(model_arch::text, '\"trees\"', '\"tree\"')::json",
+    ],
+)
+def test_a_changed_row_is_an_error(fields, change):
+    fields.run("DROP TABLE IF EXISTS forged; CREATE TABLE forged AS TABLE grown")
+    fields.run(f"UPDATE forged SET {change} WHERE version = 2")
+    assert "cannot be used" in str(fields.error("SELECT * FROM mop_predict('forged', source => 'fields')"))
+
+
+TRAIN = "SELECT mop_train('fields', '{}', target => '{}', exclude => 'id', time_limit => '12 s', baselines => false{})"
+
+
+def test_mop_train_trains_both_and_says_what_the_answer_is_made_of(fields):
+    report = fields.value(TRAIN.format("duo", "wet", ", layers => 'linear', max_trials => 2, keep => true"))
+    assert "of boosting in" in report and "of nets in" in report
+    call = next(line for line in report.splitlines() if "mop_ensemble(" in line)
+    assert "boosted_on =>" in call and fields.value(call.strip()) == 2  # by hand
+    report = fields.value("SELECT mop_retrain('duo', 'fields', '12 s', automatic => false, warm => true)")
+    assert "version 3" in report.lower()
+    details = fields.value("SELECT details FROM duo WHERE version = 3")
+    assert all({"params", "rounds", "loss", "ended"} <= set(one) for one in details["boosting"]["trials"])
+    fields.run(
+        "UPDATE duo SET model_arch = g.model_arch, model_weights = g.model_weights FROM grown g WHERE g.version = 3"
+    )
+    hint = fields.error("SELECT mop_export_model('duo', 3)").diag.message_hint
+    fields.run(hint.partition(";")[0])
+    assert len(fields.value("SELECT mop_export_model('duo_of_nets', 1)")) > 1000
+
+
+def test_trees_alone_answer_for_numbers(fields):
+    report = fields.value(TRAIN.format("cost", "price", ", families => 'boosting'"))
+    assert "boosted trees" in report and "mop_search" not in report
+    measured = {r["metric"]: r["value"] for r in fields.run("SELECT * FROM mop_evaluate('cost', 'fields')")}
+    assert measured["r2"] > 0.7
+    assert "boosted trees" in fields.value(
+        "SELECT mop_retrain('cost', 'fields', '6 s', automatic => false, warm => true)"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, fragment",
+    [
+        ("families => 'forest'", "'forest', which is no family"),
+        ("families => ''", "families names no family"),
+        ("families => 'boosting', layers => 'small'", "layers is of nets"),
+        ("families => 'boosting', valid => 0", "it needs a validation part"),
+    ],
+)
+def test_bad_input_names_what_is_wrong(fields, arguments, fragment):
+    error = fields.error(TRAIN.format("bad", "wet", f", {arguments}"))
+    assert fragment in str(error) and "families =>" in error.diag.message_hint
+
+
+def test_where_trees_cannot_be_trained_nets_answer_alone(fields):
+    fields.run("CREATE TABLE words AS SELECT id, wet, repeat(md5(id::text) || ' ', 9) AS text FROM fields")
+    call = "SELECT mop_train('words', '{}', target => 'wet', id => 'id', transform => '{{\"text\": \"text\"}}', "
+    call += "layers => 'linear', max_trials => 1, time_limit => '12 s', baselines => false, families => {})"
+    fields.run(call.format("silent", "NULL"))
+    assert not any("nets answer alone" in notice for notice in fields.connection.notices)
+    fields.run(call.format("told", "'nets, boosting'"))
+    assert any("nets answer alone" in notice and "texts" in notice for notice in fields.connection.notices)
+
+
+def test_a_cancel_ends_the_search_of_trees_at_once(fields):
+    rows = "SELECT i AS id, i % 997 AS a, sin(i) AS b, cos(i * 7) AS y FROM generate_series(1, 30000) i"
+    fields.run(f"CREATE TABLE large AS {rows}")
+    for part, more in (("packed", "target => 'y', exclude => 'id'"), ("checked", "fitted_on => 'large_packed'")):
+        fields.run(f"SELECT mop_pack('large', 'large_{part}', {more})")
+    call = "SELECT madlib.mop_ensemble(NULL, 'large_checked', 'felled', boosted_on => 'large_packed', time_limit => '9 min')"
+    other = fields.another()
+    calling = Calling(other, call)
+    assert eventually(lambda: any(map(is_boosting, trainers_of(fields))))
+    fields.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
+    assert isinstance(calling.end(), psycopg2.errors.QueryCanceled)
+    assert eventually(lambda: not any(map(is_boosting, trainers_of(fields))))
+    other.close()
+
+
+def trainers_of(db):
+    return [row["pid"] for row in db.run("SELECT pid FROM madlib.mop_trainers WHERE state = 'leased'")]
+
+
+def is_boosting(pid):
+    try:
+        return "lightgbm" in pathlib.Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
