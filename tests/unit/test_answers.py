@@ -3,8 +3,10 @@
 import json
 
 import numpy as np
+import pytest
 
-from pg_mop.inference.named_model import NamedModel, answer_arrays, answers
+from pg_mop.backend.weights import Reference
+from pg_mop.inference.named_model import NamedModel, answer_arrays, answers, computed_by
 
 LABELS = ['a "word", {} \\ 100%s', "NULL", "é"]
 ARCHITECTURE = {
@@ -83,3 +85,20 @@ def test_arrays_are_the_answers_of_the_rows(monkeypatch):
 def test_a_regression_has_numbers_alone():
     numbers = np.array([[1.5], [np.inf], [2.0], [np.nan]])
     assert answer_arrays(model(True), numbers) == ["{1.5,NULL,2,NULL}", None, None]
+
+
+@pytest.mark.parametrize(
+    "weights, by", [(bytes(12), "backend"), (Reference("0" * 32, 8).encode(), "trainer: weights in parts")]
+)
+def test_few_weights_are_no_reference_to_parts(weights, by):
+    layer = {"class_name": "Dense", "config": {"units": 1, "use_bias": False, "batch_input_shape": [None, 3]}}
+    net = {"class_name": "Sequential", "config": {"name": "net", "layers": [layer]}}
+    transform = json.dumps(model().transform.to_json())
+    row = {
+        "reference": weights,
+        "details": None,
+        "transform": transform,
+        "arch": json.dumps(net),
+        "bytes": len(weights),
+    }
+    assert computed_by(row) == by

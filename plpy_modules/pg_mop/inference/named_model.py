@@ -455,7 +455,7 @@ def obstacle(inputs: Sequence[Column], architecture: str, weight_bytes: int) -> 
 
 def computed_by(row: Mapping[str, Any]) -> str:
     """What computes a version, from the texts of its row: 'backend', or 'trainer: ' and the reason."""
-    if row["reference"] is not None:
+    if weights.Reference.read(row["reference"]) is not None:
         return "trainer: weights in parts"
     try:
         if CustomCode.of_details(row["details"], "") is not None:
