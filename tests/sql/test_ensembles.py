@@ -153,6 +153,12 @@ def test_bad_input_names_what_is_wrong(houses, call, fragment):
     assert fragment in str(houses.error(f"SELECT mop_ensemble({call})"))
 
 
+def test_a_transaction_that_can_write_nothing_computes_nothing(houses):
+    houses.run("BEGIN READ ONLY")
+    error = houses.error("SELECT mop_ensemble('sold_search', 'sold_checked', 'sold')")
+    assert error.pgcode == "25006" and "model" in str(error)
+
+
 def test_nets_of_keras_are_members_too(houses):
     """A net that NumPy does not compute answers in the trainer, and an ensemble with it in a serving process."""
     net = {

@@ -45,6 +45,8 @@ def step_prefix(db: Database, name: str, version: int) -> str:
 
 def check_writable(db: Database, table: Table) -> None:
     """Raises MopError where the caller may not add versions to a model, or put them into use."""
+    if db.setting("transaction_read_only") == "on":
+        raise MopError(f"cannot write to model {table} in a read-only transaction", sqlstate="25006")
     if not db.value(
         "SELECT has_table_privilege($1, 'INSERT') AND has_table_privilege($1, 'UPDATE')", ["oid"], [table.oid]
     ):
