@@ -24,7 +24,7 @@ from pg_mop_client import Selection
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 PICTURES = DOCS / "pictures"
-DESKTOP, MODEL, NARROW, PHONE = (1400, 900, False), (1100, 1000, False), (800, 900, False), (390, 844, True)
+DESKTOP, MODEL, NARROW = (1400, 900, False), (1100, 1000, False), (800, 900, False)
 FAMILY = (1100, 760, False)
 DENSITY = 2
 COLOURS = 256  # of a picture: it has no photographs
@@ -241,7 +241,6 @@ def main(where):
             shoot(browser, "dashboard-runs", address, (1400, 420, False))
             job, going = search(where)
             shoot(browser, "dashboard", f"{page}run/{going}", DESKTOP)
-            shoot(browser, "dashboard-phone", f"{page}run/{going}", PHONE)
             with Selection(where, progress=False) as s:
                 s.mop_cancel(job)
             shoot(browser, "dashboard-family", f"{page}run/{of_family}?tab=family", FAMILY, to="family-title")
