@@ -185,7 +185,7 @@ def test_trees_alone_answer_for_numbers(fields):
     [
         ("families => 'forest'", "'forest', which is no family"),
         ("families => ''", "families names no family"),
-        ("families => 'boosting', layers => 'small'", "layers is of nets"),
+        ("families => 'boosting', layers => 'small'", "layers applies to nets"),
         ("families => 'boosting', valid => 0", "it needs a validation part"),
     ],
 )

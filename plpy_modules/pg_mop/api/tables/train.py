@@ -223,7 +223,7 @@ class Training:
         a, hint = self.arguments, f"families => '{boosting.NETS}, {boosting.BOOSTING}'"
         asked = [name for name in ("folds", "layers") if getattr(a, name) is not None]
         if asked:
-            raise MopError(f"{asked[0]} is of nets, and families has none", hint=hint)
+            raise MopError(f"{asked[0]} applies to nets, but this call trains none", hint=hint)
         if self.db.explaining is not None:
             raise MopError("a call without nets cannot be explained: it has no search of nets", hint=hint)
 
