@@ -260,7 +260,7 @@ def test_a_trained_and_retrained_model_has_parts(db, data):
            f"FROM generate_series(1, 200) i; {PARTS}")  # fmt: skip
     db.run(
         "SELECT madlib.mop_train('people', 'aged', target => 'old', id => 'id', layers => '520x520', max_trials => 1, "
-        "time_limit => '30 s', baselines => FALSE)"
+        "time_limit => '30 s', baselines => FALSE, ensemble => 1, families => 'nets')"
     )
     assert is_in_parts(db, "aged")
     db.run("SELECT madlib.mop_retrain('aged', warm => TRUE, time_limit => '30 s')")
