@@ -60,7 +60,7 @@ def test_a_training_from_a_table_is_planned_and_leaves_nothing(db):
 
 def test_the_call_that_was_explained_trains_afterwards(db):
     call = CALL.format("60 s").replace(
-        ", time_limit", ", ensemble => 1, baselines => FALSE, max_trials => 2, time_limit"
+        ", time_limit", ", families => 'nets', ensemble => 1, baselines => FALSE, max_trials => 2, time_limit"
     )
     found = plan(db, call)
     assert found["search"]["most"]["trials"] == 2 and not found["train"]["baselines"]
