@@ -40,7 +40,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 NEW = 0.25  # share of the rows that are new
-VALID = 0.2  # share of the others by which a search chooses
+VALID = 0.2  # share of the rows to train on that a search keeps apart, to choose by them
 MOST_CATEGORIES = 100  # of a column that becomes one-hot
 
 

@@ -23,9 +23,7 @@ from mop_udf.pool.process import (
     serving_request,
 )
 
-STUCK_SECONDS = (
-    10  # that a process may be without a moment of processor time while a session waits: it is stopped, or hangs
-)
+STUCK_SECONDS = 10  # without processor time, while a session waits: then the process is stopped, or hangs
 TRIES = 3  # of a request: at an old connection, whose process may have ended at rest; at a new one; and once more
 
 
@@ -48,10 +46,8 @@ class Served:
         self._socket: socket.socket | None = None
         self._file: int | None = None  # a pidfd
         self.pid: int | None = None
-        self._ticks, self._patience = (
-            -1,
-            Patience(STUCK_SECONDS),
-        )  # the processor time of the process, and since it has not grown
+        # the processor time of the process, and how long it may stay so
+        self._ticks, self._patience = -1, Patience(STUCK_SECONDS)
         self._lost: int | None = None  # the process that has ended the connection, if that was the last one
 
     def request(self, options: Mapping[str, Any], header: dict[str, Any], *payloads: Any) -> tuple[dict[str, Any], Any]:

@@ -109,9 +109,7 @@ def magnitude(source: SourceColumn) -> float:
         if error.sqlstate != "22003":
             raise
         return 1.0  # a number beyond the type, of which packing will tell
-    if not size or not SMALL <= size <= LARGE:
-        return float(f"{size:.2g}") if size else 1.0
-    return 1.0
+    return float(f"{size:.2g}") if size and not SMALL <= size <= LARGE else 1.0
 
 
 def stored(constant: float | None) -> float | None:

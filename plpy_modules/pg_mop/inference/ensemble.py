@@ -22,6 +22,7 @@ from typing import Any
 from mop_udf.architecture import architecture_shapes
 from mop_udf.architecture.architecture_classes import MODELS
 from pg_mop.backend.arrays import np
+from pg_mop.plan.nets import calls, functional, layer
 
 STEPS, MOST = 40, 8  # of the selection; members of an ensemble
 TIE = 1e-6  # losses that differ by a smaller share are equal
@@ -93,39 +94,18 @@ def joined(members: Sequence[tuple[dict[str, Any], float]]) -> str:
     shapes = architecture_shapes.input_shapes(members[0][0])
     inputs = [f"input_{k}" for k in range(1, 1 + len(shapes))]
     layers = [
-        _layer("InputLayer", name, [], batch_shape=[None, *shape], dtype="float32")
+        layer("InputLayer", name, [], batch_shape=[None, *shape], dtype="float32")
         for name, shape in zip(inputs, shapes)
     ]
     scaled = []
     for number, (member, weight) in enumerate(members, 1):
         own = architecture_shapes.by_position(member)
         name = f"member_{number}"
-        made = {**own, "name": name, "config": {**own["config"], "name": name}, "inbound_nodes": _call(inputs)}
+        made = {**own, "name": name, "config": {**own["config"], "name": name}, "inbound_nodes": calls(inputs)}
         scaled.append(f"weight_{number}")
-        layers += [made, _layer("Rescaling", scaled[-1], [name], scale=weight, offset=0.0)]
-    layers.append(_layer("Add", "answer", scaled))
-    config = {
-        "name": NAME,
-        "layers": layers,
-        "input_layers": [[name, 0, 0] for name in inputs],
-        "output_layers": [["answer", 0, 0]],
-    }
-    return json.dumps({"class_name": "Functional", "config": config, "keras_version": "3.0.0", "module": "keras"})
-
-
-def _layer(class_name: str, name: str, inputs: Sequence[str], **config: Any) -> dict[str, Any]:
-    return {
-        "module": "keras.layers",
-        "class_name": class_name,
-        "config": {"name": name, **config},
-        "registered_name": None,
-        "name": name,
-        "inbound_nodes": _call(inputs),
-    }
-
-
-def _call(inputs: Sequence[str]) -> list[Any]:
-    return [[[name, 0, 0, {}] for name in inputs]] if inputs else []
+        layers += [made, layer("Rescaling", scaled[-1], [name], scale=weight, offset=0.0)]
+    layers.append(layer("Add", "answer", scaled))
+    return functional(NAME, layers, inputs, ["answer"])
 
 
 def members_of(architecture: Mapping[str, Any]) -> list[int]:
@@ -133,7 +113,7 @@ def members_of(architecture: Mapping[str, Any]) -> list[int]:
     config = architecture["config"]
     if architecture["class_name"] != "Functional" or config.get("name") != NAME:
         return []
-    return [place for place, layer in enumerate(config["layers"]) if layer["class_name"] in MODELS]
+    return [place for place, own in enumerate(config["layers"]) if own["class_name"] in MODELS]
 
 
 # --- a net and trees ------------------------------------------------------------------------------------------------------

@@ -637,9 +637,9 @@ def check_missing(model: RowInputs, missing: Sequence[str]) -> None:
     needed = [name for column in model.inputs if not column.takes_null for name in column.sources]
     if not missing or len(missing) < len(types) and not set(needed) & set(missing):
         return
-    (name, *others) = [name for name in missing if name in needed] or missing
+    first = next((name for name in missing if name in needed), missing[0])
     raise MopError(
-        f'column "{name}" is missing, which {model.wanted}'
+        f'column "{first}" is missing, which {model.wanted}'
         if len(missing) < len(types)
         else f"the rows have none of the columns that {model.wanted}",
         detail=f"The columns are {', '.join(types)}.",

@@ -21,22 +21,13 @@ def steady_scans(db: Database) -> Iterator[None]:
     Plans are generic: to plan for particular parameters, the planner would copy a whole buffer, twice. Citus plans for
     particular parameters only.
     """
-    values_here = {
+    wanted = {
         "synchronize_seqscans": "off",
         "max_parallel_workers_per_gather": "0",
         "plan_cache_mode": "force_custom_plan" if db.on_nodes else "force_generic_plan",
     }
-    before = {name: value for name in values_here if (value := db.setting(name)) is not None}
-
-    def apply(values: dict[str, str]) -> None:
-        for name, value in values.items():
-            db.execute("SELECT set_config($1, $2, true)", ["text", "text"], [name, value])
-
-    apply({name: values_here[name] for name in before})
-    try:
+    with db.local_settings({name: value for name, value in wanted.items() if db.setting(name) is not None}):
         yield
-    finally:
-        apply(before)
 
 
 def scan(

@@ -114,13 +114,35 @@ def architecture(inputs: Sequence[Input], outputs: Sequence[Output], body: Body,
     for output in outputs:
         kind = {"units": output.classes, "activation": "softmax"} if output.classes else {"units": output.numbers}
         names.append(net.add("Dense", [last], name=net.free(f"predicts_{output.name}"), **kind))
+    return functional(name, net.layers, entries, names)
+
+
+def functional(name: str, layers: Sequence[Mapping[str, Any]], inputs: Sequence[str], outputs: Sequence[str]) -> str:
+    """The JSON of a functional model of Keras. `layers`: of `layer`; `inputs`, `outputs`: names of layers."""
     config = {
         "name": name,
-        "layers": net.layers,
-        "input_layers": [[entry, 0, 0] for entry in entries],
-        "output_layers": [[name, 0, 0] for name in names],
+        "layers": layers,
+        "input_layers": [[own, 0, 0] for own in inputs],
+        "output_layers": [[own, 0, 0] for own in outputs],
     }
     return json.dumps({"class_name": "Functional", "config": config, "keras_version": "3.0.0", "module": "keras"})
+
+
+def layer(class_name: str, name: str, inputs: Sequence[str], **config: Any) -> dict[str, Any]:
+    """A layer of a functional model. `inputs`: the layers whose outputs it takes."""
+    return {
+        "module": "keras.layers",
+        "class_name": class_name,
+        "config": {"name": name, **config},
+        "registered_name": None,
+        "name": name,
+        "inbound_nodes": calls(inputs),
+    }
+
+
+def calls(inputs: Sequence[str]) -> list[Any]:
+    """The one call of a layer with the outputs of other layers; none of an InputLayer."""
+    return [[[given, 0, 0, {}] for given in inputs]] if inputs else []
 
 
 class _Net:
@@ -133,17 +155,7 @@ class _Net:
     def add(self, class_name: str, inputs: Sequence[str], name: str | None = None, **config: Any) -> str:
         """Add a layer; returns its name."""
         name = name or self.free(class_name.lower())
-        nodes = [[[given, 0, 0, {}] for given in inputs]] if inputs else []
-        self.layers.append(
-            {
-                "module": "keras.layers",
-                "class_name": class_name,
-                "config": {"name": name, **config},
-                "registered_name": None,
-                "name": name,
-                "inbound_nodes": nodes,
-            }
-        )
+        self.layers.append(layer(class_name, name, inputs, **config))
         return name
 
     def free(self, name: str) -> str:

@@ -143,12 +143,12 @@ def mop_ensemble(
     else:
         check_writable(db, table_of(db, name))
     has_nets = model_table is not None or boosted_on is None
-    candidates = _candidates(db, model_table, most) if has_nets else []
+    candidates = candidates_of(db, model_table, most) if has_nets else []
     rows = Rows(db, validation_table, bool(candidates) and all(_is_balanced(info) for info in candidates))
     boosted = None
     if boosted_on is not None:
         boosted = boosting.train(db, session, boosted_on, rows.target, rows.is_balanced, seconds)
-    found = choose(db, session, model_table if candidates else None, rows, most, boosted)
+    found = choose(db, session, model_table, candidates, rows, most, boosted)
     call = ", ".join(map(quote_literal, (model_table, validation_table, name)))
     trees = (
         f", boosted_on => {quote_literal(boosted_on)}, time_limit => '{seconds:g} s'" if boosted_on is not None else ""
@@ -174,15 +174,15 @@ def choose(
     db: Database,
     session: Session,
     model_table: str | None,
+    candidates: Sequence[dict[str, Any]],
     rows: Rows,
     most: int,
     boosted: boosting.Boosted | None = None,
     seconds: float = math.inf,
 ) -> Ensemble:
-    """The ensemble of at most `most` of the models of a table (None: of none) and of boosted trees that is best on validation
-    rows. After `seconds`, no other net answers. Raises MopError."""
+    """The ensemble of at most `most` of the `candidates` among the models of a table and of boosted trees that is best on
+    validation rows. After `seconds`, no other net answers. Raises MopError."""
     ends = time.monotonic() + seconds
-    candidates = [] if model_table is None else _candidates(db, model_table, most)
     tried: list[Member] = []
     answers: list[np.ndarray] = []
     shape: tuple[Any, ...] | None = None
@@ -272,7 +272,7 @@ def _is_balanced(info: dict[str, Any]) -> bool:
         return params.parse_fit_params(info["fit_params"])["class_weight"] == "balanced"
 
 
-def _candidates(db: Database, model_table: str | None, most: int) -> list[dict[str, Any]]:
+def candidates_of(db: Database, model_table: str | None, most: int) -> list[dict[str, Any]]:
     """The rows of the info table of the best models that may be members, best first. Raises MopError."""
     table = db.input_table(model_table, "model table")
     info = db.input_table(db.suffixed(str(model_table), "_info"), "info table of the model table")

@@ -60,7 +60,7 @@ def mop_explain_answer(
             [row],
         )
     }
-    missing = [name for name in named.types() if name not in texts]
+    missing = named.lacking(row)
     check_missing(named, missing)
     unseen: dict[str, list[str]] = {}
     seed = abs(seed or 0)

@@ -529,7 +529,7 @@ class Training:
             )
         arguments: dict[str, Any] = {
             "procedure": "asha",
-            "procedure_params": f"iterations={passes}, least={min(3, passes)}, parallel={TOGETHER}",
+            "procedure_params": f"iterations={passes}, least=3, parallel={TOGETHER}",
             "validation_table": n["checked"] if "valid" in self.parts else None,
             "time_limit": f"{max(LEAST_SECONDS, seconds_left):.1f} s",
             "max_trials": self.arguments.max_trials,
@@ -644,8 +644,9 @@ class Training:
         seconds = max(LEAST_SECONDS, FOR_ENSEMBLE * self.seconds)
         try:
             rows = boosted[0] if boosted is not None else ensembles.Rows(self.db, n["checked"], self.balanced)
-            candidates = None if boosted is None else boosted[1]
-            found = ensembles.choose(self.db, session, search, rows, self.most_members, candidates, seconds)
+            nets = ensembles.candidates_of(self.db, search, self.most_members) if self.has_nets else []
+            boosted_trees = None if boosted is None else boosted[1]
+            found = ensembles.choose(self.db, session, search, nets, rows, self.most_members, boosted_trees, seconds)
         except MopError as error:  # the trials are trained: the best of them is an answer
             if not self.has_nets:
                 raise
