@@ -175,6 +175,8 @@ def test_trees_alone_answer_for_numbers(fields):
     assert "boosted trees" in report and "mop_search" not in report
     measured = {r["metric"]: r["value"] for r in fields.run("SELECT * FROM mop_evaluate('cost', 'fields')")}
     assert measured["r2"] > 0.7
+    drift = {r["column_name"] for r in fields.run("SELECT * FROM mop_drift('cost', 'fields')")}
+    assert {"price", "age", "area"} <= drift
     assert "boosted trees" in fields.value(
         "SELECT mop_retrain('cost', 'fields', '6 s', automatic => false, warm => true)"
     )

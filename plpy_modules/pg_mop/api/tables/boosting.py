@@ -75,8 +75,10 @@ class Target:
 @dataclass
 class Boosted:
     """The trials of boosting, as `details` keep them, and those that may be members: (number from 1 on, LightGBM's text, the
-    answers for the validation rows [rows, width])."""
+    answers for the validation rows [rows, width]). `transform`: of the training rows, which knows how targets are distributed.
+    """
 
+    transform: Transform
     trials: list[dict[str, Any]] = field(default_factory=list)
     kept: list[tuple[int, bytes, np.ndarray]] = field(default_factory=list)
     rows: int = 0
@@ -165,7 +167,7 @@ def train(
         for number, text, found in zip(header["kept"], texts, answers, strict=True)
         if np.isfinite(np.frombuffer(found, "<f8")).all()
     ]
-    return Boosted(header["trials"], kept, count, time.monotonic() - began)
+    return Boosted(packed.transform, header["trials"], kept, count, time.monotonic() - began)
 
 
 def seconds_of(db: Database, limit: str | None) -> float:

@@ -66,7 +66,7 @@ class Member:
 @dataclass
 class Ensemble:
     """The members, largest weight first. `loss`: of their mean on `rows` rows; `alone`: of the best of `candidates` alone;
-    `transform`: of the rows."""
+    `transform`: of the training rows, where trees are members."""
 
     members: list[Member]
     loss: float
@@ -220,7 +220,8 @@ def choose(
     mean = np.tensordot(counts / counts.sum(), np.where(counts[:, None], together, 0), 1)
     members = sorted((m for m in tried if m.weight), key=lambda m: (-m.weight, m.family, m.key))
     alone = float(np.nanmin(rows.loss(together)))
-    return Ensemble(members, float(rows.loss(mean)), alone, len(tried), rows.count, rows.transform)
+    transform = rows.transform if boosted is None else boosted.transform
+    return Ensemble(members, float(rows.loss(mean)), alone, len(tried), rows.count, transform)
 
 
 @dataclass(frozen=True)
