@@ -12,15 +12,16 @@ from pg_mop.api.tables import named_models
 return named_models.mop_deploy(plpy, *args)
 $$;
 
--- Users make the best mean of the models of a table, and of boosted trees, a version of a named model with this; it returns the
--- version.
+-- Users make the best mean of the models of a table, and of boosted trees and linear models, a version of a named model with
+-- this; it returns the version.
 CREATE FUNCTION @extschema@.mop_ensemble(
     model_table text,
     validation_table text,
     name text,
     members double precision DEFAULT 8,
     description text DEFAULT NULL,
-    boosted_on text DEFAULT NULL,
+    trained_on text DEFAULT NULL,
+    families text DEFAULT NULL,
     time_limit interval DEFAULT NULL
 ) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
 #python

@@ -17,6 +17,8 @@ Each request is one frame and is answered by one frame, unless the table says ot
     layer_shape {...}, pickles             -> the output shape of a custom layer, or why it takes no such inputs
     baselines rows, targets, other rows    -> scikit-learn's predictions for the other rows, if it is installed
     boosting rows, validation rows         -> LightGBM's trials, and of the best their texts and answers, if it is installed
+    linear   rows, validation rows         -> the trials of linear models, and of the best their weights and answers
+    refit    rows                          -> texts of trees, or weights of linear models, with given parameters
 
 An error in a unit is kept until the unit's `end`, so the backend can always go on sending.
 """
@@ -329,6 +331,25 @@ class TrainerServer:
             texts = (text.encode() for _, text, _ in kept)
             answers = (np.ascontiguousarray(made, "<f8").reshape(-1).view(np.uint8) for _, _, made in kept)
             self.channel.send(answer, *texts, *answers)
+        except ImportError as error:
+            self.channel.send({"absent": str(error)})
+        except Exception as error:
+            self._refuse(error)
+
+    def on_linear(self, header: Header, payloads: Payloads) -> None:
+        try:
+            from mop_udf.training import linear
+
+            given = iter(payloads)
+            train, valid = (linear.rows_of(shapes, weighted, given) for shapes, weighted in header["rows"])
+            codes, pieces = linear.read_design(header)
+            limits = {name: header[name] for name in ("classes", "until", "kept")}
+            trials = linear.search(train, valid, codes, pieces, **limits)
+            kept = [(number, one.weights, one.answers) for number, one in enumerate(trials) if one.answers is not None]
+            answer = {"trials": [one.to_json() for one in trials], "kept": [number for number, _, _ in kept]}
+            weights = (linear.flat(own) for _, own, _ in kept)
+            answers = (np.ascontiguousarray(made, "<f8").reshape(-1).view(np.uint8) for _, _, made in kept)
+            self.channel.send(answer, *weights, *answers)
         except ImportError as error:
             self.channel.send({"absent": str(error)})
         except Exception as error:

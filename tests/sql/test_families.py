@@ -36,7 +36,10 @@ def fields(db):
         "'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01, 0.03]}], 'batch_size': [32]} $$, 'grid', "
         "'iterations=5', validation_table => 'wet_checked')"
     )
-    db.run("SELECT mop_ensemble('wet_search', 'wet_checked', 'grown', boosted_on => 'wet_packed', time_limit => '2 s')")
+    db.run(
+        "SELECT mop_ensemble('wet_search', 'wet_checked', 'grown', trained_on => 'wet_packed', families => 'boosting', "
+        "time_limit => '2 s')"
+    )
     blend(db)
     return db
 
@@ -157,7 +160,7 @@ def test_mop_train_trains_both_and_says_what_the_answer_is_made_of(fields):
     report = fields.value(TRAIN.format("duo", "wet", ", layers => 'linear', max_trials => 2, keep => true"))
     assert "of boosting in" in report and "of nets in" in report
     call = next(line for line in report.splitlines() if "mop_ensemble(" in line)
-    assert "boosted_on =>" in call and fields.value(call.strip()) == 2  # by hand
+    assert "trained_on =>" in call and fields.value(call.strip()) == 2  # by hand
     report = fields.value("SELECT mop_retrain('duo', 'fields', '12 s', automatic => false, warm => true)")
     assert "version 3" in report.lower()
     details = fields.value("SELECT details FROM duo WHERE version = 3")
@@ -188,7 +191,7 @@ def test_trees_alone_answer_for_numbers(fields):
         ("families => 'forest'", "'forest', which is no family"),
         ("families => ''", "families names no family"),
         ("families => 'boosting', layers => 'small'", "layers applies to nets"),
-        ("families => 'boosting', valid => 0", "it needs a validation part"),
+        ("families => 'boosting', valid => 0", "need a validation part"),
     ],
 )
 def test_bad_input_names_what_is_wrong(fields, arguments, fragment):
@@ -201,9 +204,9 @@ def test_where_trees_cannot_be_trained_nets_answer_alone(fields):
     call = "SELECT mop_train('words', '{}', target => 'wet', id => 'id', transform => '{{\"text\": \"text\"}}', "
     call += "layers => 'linear', max_trials => 1, time_limit => '12 s', baselines => false, families => {})"
     fields.run(call.format("silent", "NULL"))
-    assert not any("nets answer alone" in notice for notice in fields.connection.notices)
+    assert not any("is not trained" in notice for notice in fields.connection.notices)
     fields.run(call.format("told", "'nets, boosting'"))
-    assert any("nets answer alone" in notice and "texts" in notice for notice in fields.connection.notices)
+    assert any("boosting is not trained" in notice and "texts" in notice for notice in fields.connection.notices)
 
 
 def test_a_cancel_ends_the_search_of_trees_at_once(fields):
@@ -211,7 +214,8 @@ def test_a_cancel_ends_the_search_of_trees_at_once(fields):
     fields.run(f"CREATE TABLE large AS {rows}")
     for part, more in (("packed", "target => 'y', exclude => 'id'"), ("checked", "fitted_on => 'large_packed'")):
         fields.run(f"SELECT mop_pack('large', 'large_{part}', {more})")
-    call = "SELECT madlib.mop_ensemble(NULL, 'large_checked', 'felled', boosted_on => 'large_packed', time_limit => '9 min')"
+    call = "SELECT madlib.mop_ensemble(NULL, 'large_checked', 'felled', trained_on => 'large_packed', "
+    call += "families => 'boosting', time_limit => '9 min')"
     other = fields.another()
     calling = Calling(other, call)
     assert eventually(lambda: any(map(is_boosting, trainers_of(fields))))
@@ -230,3 +234,22 @@ def is_boosting(pid):
         return "lightgbm" in pathlib.Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return False
+
+
+def test_linear_models_are_nets_with_the_weights_of_the_solver(fields):
+    call = "SELECT mop_ensemble(NULL, '{0}_checked', 'straight_{0}', members => 3, trained_on => '{0}_packed', "
+    call += "families => 'linear')"
+    for target in ("wet", "price"):
+        assert fields.value(call.format(target)) == 1
+        row = fields.run(f"SELECT details, model_arch::text AS net FROM straight_{target}")[0]
+        trials, found = row["details"]["linear"]["trials"], row["details"]["ensemble"]
+        assert {m["family"] for m in found["members"]} == {"linear"} and "Mixture" not in row["net"]
+        best = min(one["loss"] for one in trials)
+        assert found["best_alone"] == pytest.approx(best, rel=1e-3) and found["loss"] <= best * 1.001
+        measured = fields.run(f"SELECT * FROM mop_evaluate('straight_{target}', 'part_valid')")
+        measured = {r["metric"]: r["value"] for r in measured}
+        if target == "wet":  # what a session computes is what the solver has seen
+            assert measured["log_loss"] == pytest.approx(found["loss"], rel=1e-3)
+        else:
+            assert measured["r2"] > 0.9
+        assert len(fields.value(f"SELECT mop_export_model('straight_{target}', 1)")) > 1000  # a net of Keras

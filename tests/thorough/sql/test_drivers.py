@@ -94,7 +94,7 @@ mop_split('cells', 'd_cells', 0.2, 0.2, 'random', seed => {1})
 mop_pack('cells', 'd_cells_packed', 'y', max_categories => {9}, buffer_size => {20})
 mop_train('cells', 'd_trained', 'y', max_trials => {2}, time_limit => '15 s', layers => 'linear', baselines => FALSE)
 mop_deploy('d_named', 'models', {1})
-mop_ensemble(NULL, 'cells_packed', 'd_ensemble', {2}, boosted_on => 'cells_packed', time_limit => '2 s')
+mop_ensemble(NULL, 'cells_packed', 'd_ensemble', {2}, trained_on => 'cells_packed', time_limit => '2 s')
 mop_predict('cells_named', source => 'cells', version => {1})
 mop_predict('cells_named', c, {1}) FROM cells c WHERE id = 1
 mop_class('cells_named', c, {1}) FROM cells c WHERE id = 1

@@ -586,9 +586,8 @@ ARGUMENTS = {
     "dependent_dtype": "'int16': classes, one-hot; 'float32': numbers as they are, for regression or soft labels",
     "dependent_varname": "label column, or a comma-separated list: one for each output of the model",
     "distribution_rules": "ignored on PostgreSQL: the setting pg_mop.segments sets the number of segments",
-    "boosted_on": "a packed training table, on whose rows boosted trees are trained, too, for time_limit",
     "ensemble": "at most so many models answer together, by a mean that the validation rows choose; 1: the best alone",
-    "families": "'nets, boosting' (the default where LightGBM is installed), or one of them",
+    "families": "'nets, boosting, linear' (the default where LightGBM is installed), or some of them",
     "eta": "one in so many configurations continues after each round",
     "folds": "at least 2: cross-validation, segments are folds (docs/search.md); NULL: none",
     "format": "of a report 'html' or 'json'; mop_explain, mop_explain_run, mop_space_show: 'text' or 'json'",
@@ -659,6 +658,7 @@ ARGUMENTS = {
     "test_table": "evaluate: a packed table, or a table, a view or a query with raw rows; "
     "predict: a table with a row for each example",
     "time_limit": "no iteration starts after this time; those that have begun are finished",
+    "trained_on": "a packed training table, on whose rows models of other families are trained, too, for time_limit",
     "training_preprocessor_table": "packed table of training_preprocessor_dl",
     "use_caching": "accepted, without effect; rows always stay in memory while they fit",
     "warm_start": "continue from the tables of an earlier call, and replace them",

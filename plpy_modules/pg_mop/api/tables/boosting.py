@@ -19,9 +19,9 @@ from pg_mop.inference.tree_inputs import TreeInputs
 from pg_mop.packing import packed_rows
 from pg_mop.packing.packed_table import PackedTable
 
-NETS, BOOSTING = "nets", "boosting"
-FAMILIES = (NETS, BOOSTING)
-PACKAGE = "lightgbm"
+NETS, BOOSTING, LINEAR = "nets", "boosting", "linear"
+PACKAGES = {NETS: None, BOOSTING: "lightgbm", LINEAR: "scipy"}  # {family: the package that it needs}
+FAMILIES = tuple(PACKAGES)
 MOST_CLASSES = 200  # a round has a tree for each class
 MOST_TRIALS, KEPT = 60, 5  # trials, and those that may be members
 CELLS_PER_SECOND = 250_000  # elements of training rows, for each second and thread: some hundred rounds are trained
@@ -30,9 +30,9 @@ SECONDS = 10.0  # that boosting is searched in a call of mop_ensemble
 
 
 def families_of(text: str | None) -> tuple[str, ...]:
-    """The families that a call asks for; by default nets, and boosting where it is installed. Raises MopError."""
+    """The families that a call asks for; by default all whose packages are installed. Raises MopError."""
     if text is None:
-        return FAMILIES if settings.is_installed(PACKAGE) else (NETS,)
+        return tuple(name for name, package in PACKAGES.items() if package is None or settings.is_installed(package))
     names = [name.lower() for name in split_names(text)]
     unknown = [name for name in names if name not in FAMILIES]
     if unknown or not names:
@@ -40,19 +40,20 @@ def families_of(text: str | None) -> tuple[str, ...]:
             f"families has {unknown[0]!r}, which is no family of models that pg_mop trains"
             if unknown
             else "families names no family of models",
-            hint=f"families => '{', '.join(FAMILIES)}', or one of the two.",
+            hint=f"families => '{', '.join(FAMILIES)}', or some of them.",
         )
-    if BOOSTING in names:
-        check_installed()
+    for name in names:
+        check_installed(name)
     return tuple(name for name in FAMILIES if name in names)
 
 
-def check_installed() -> None:
-    """Raises MopError where LightGBM is not installed on this server."""
-    if not settings.is_installed(PACKAGE):
+def check_installed(family: str = BOOSTING) -> None:
+    """Raises MopError where the package of a family is not installed on this server."""
+    package = PACKAGES[family]
+    if package is not None and not settings.is_installed(package):
         raise MopError(
-            "boosting needs LightGBM, which is not installed on this server",
-            hint=f"On this server: {settings.to_install(PACKAGE)}; or families => '{NETS}'.",
+            f"the family {family} needs {package}, which is not installed on this server",
+            hint=f"On this server: {settings.to_install(package)}; or families => '{NETS}'.",
             sqlstate="58000",
         )
 
@@ -65,11 +66,12 @@ class Target:
     truth: np.ndarray
     weights: np.ndarray | None
 
-    def for_trainer(self, elements: np.ndarray, is_classes: bool) -> list[np.ndarray]:
-        """The arrays of a request. LightGBM regards weights as parts of rows: their mean is 1."""
+    def targets(self, is_classes: bool) -> list[np.ndarray]:
+        """The targets and the weights, if any, as arrays of a request. The mean weight is 1: LightGBM regards weights as parts
+        of rows."""
         own = self.truth.argmax(1) if is_classes else self.truth[:, 0]
         weights = [] if self.weights is None else [(self.weights / (self.weights.mean() or 1)).astype("<f8")]
-        return [np.ascontiguousarray(elements, "<f4"), own.astype("<f8"), *weights]
+        return [own.astype("<f8"), *weights]
 
 
 @dataclass
@@ -138,7 +140,10 @@ def train(
     classes = len(target.classes) if isinstance(target, OneHot) else 0
     if len({max(classes, 1), training.truth.shape[1], valid.truth.shape[1]}) > 1:
         raise MopError(f'the targets of "{packed_text}" and of the validation rows are not packed alike')
-    given = [own.for_trainer(encoder.elements(own.inputs), bool(classes)) for own in (training, valid)]
+    given = [
+        [np.ascontiguousarray(encoder.elements(own.inputs), "<f4"), *own.targets(bool(classes))]
+        for own in (training, valid)
+    ]
     count = len(given[0][0])
     seed = settings.load(db)["seed"]
     with trainer_of(session, trainer_options(db, False)) as trainer:

@@ -12,15 +12,16 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mop_udf.aggregate import Session
+from mop_udf.architecture import architecture
 from mop_udf.params import params
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
-from pg_mop.api.tables import boosting
+from pg_mop.api.tables import boosting, linear
 from pg_mop.api.tables.named_models import Version, add_version, check_writable, version_of
 from pg_mop.backend import weights
 from pg_mop.backend.arrays import np
@@ -37,25 +38,47 @@ CANDIDATES = 32  # models of the least validation loss, among which an ensemble 
 MOST_ROWS = 20_000  # that choose
 MOST_BYTES = 256 << 20  # of these rows, and of the weights of an ensemble
 CHUNK_ROWS = 10_000  # that a model answers for at a time
+FOR_LINEAR, LEAST_SECONDS = (
+    0.15,
+    0.5,
+)  # of the time of other families than nets: the share of linear models, and the least
 Computer = Callable[[Sequence["np.ndarray"]], "np.ndarray"]  # inputs [rows, ...] -> the output [rows, ...]
 
 
 @dataclass
 class Member:
-    """A net, the `model` with the number `key` of the model table, without its weights; or boosted trees, the trial `key` with
-    its `text`. `size`: bytes of the weights, or of the text; `info`: for the version's details; `weight`: its share of
-    the answer."""
+    """A net, the `model` with the number `key` of the model table, without its weights; or a linear model, the trial `key`
+    with its `architecture` and with its weights as `text`; or boosted trees, the trial `key` with its `text`. `size`: bytes of
+    the weights, or of the text; `info`: for the version's details; `weight`: its share of the answer."""
 
     key: int
     size: int
     info: dict[str, Any]
     model: StoredModel | None = None
     text: bytes = b""
+    architecture: str | None = None
     weight: float = 0.0
 
     @property
     def family(self) -> str:
-        return boosting.BOOSTING if self.model is None else boosting.NETS
+        if self.model is not None:
+            return boosting.NETS
+        return boosting.BOOSTING if self.architecture is None else boosting.LINEAR
+
+    @property
+    def net(self) -> tuple[str, dict[str, Any]]:
+        """The architecture of a net: as JSON, and checked."""
+        if self.model is not None:
+            return self.model.architecture_text, self.model.architecture
+        assert self.architecture is not None
+        return self.architecture, architecture.check(self.architecture)
+
+    @property
+    def source_sql(self) -> str:
+        """SQL: the weights, or the text."""
+        if self.model is not None:
+            return f"({self.model.source.sql})"
+        return f"decode('{base64.b64encode(self.text).decode()}', 'base64')"
 
     def to_json(self) -> dict[str, Any]:
         """What the version's details have of it; `bytes`: weights of nets stand in this order, then texts of trees."""
@@ -77,11 +100,12 @@ class Ensemble:
 
     @property
     def nets(self) -> list[Member]:
-        return [member for member in self.members if member.model is not None]
+        """The members that are nets of Keras: linear models are, too."""
+        return [member for member in self.members if member.family != boosting.BOOSTING]
 
     @property
     def trees(self) -> list[Member]:
-        return [member for member in self.members if member.model is None]
+        return [member for member in self.members if member.family == boosting.BOOSTING]
 
     def to_json(self) -> dict[str, Any]:
         """The key `ensemble` of a version's details."""
@@ -102,15 +126,13 @@ class Ensemble:
             return version_of(models[0], **more)
         share, net = sum(member.weight for member in nets), None
         if nets:
-            own = [(model.architecture, member.weight / share) for model, member in zip(models, nets)]
-            net = models[0].architecture_text if len(nets) == 1 else ensemble.joined(own)
-        sql = [f"({model.source.sql})" for model in models]
+            own = [(member.net[1], member.weight / share) for member in nets]
+            net = nets[0].net[0] if len(nets) == 1 else ensemble.joined(own)
         if trees:
-            texts = base64.b64encode(b"".join(member.text for member in trees)).decode()
-            sql.append(f"decode('{texts}', 'base64')")
             shares = tuple((member.weight, member.size) for member in trees)
             net = ensemble.Mixture(net, share, sum(member.size for member in nets), shares).to_json()
-        source = weights.Source(f"SELECT {' || '.join(sql)}", "an ensemble")
+        sql = " || ".join(member.source_sql for member in (*nets, *trees))
+        source = weights.Source(f"SELECT {sql}", "an ensemble")
         if models:
             return version_of(models[0], net, source, **more)
         (target,) = self.transform.outputs
@@ -129,12 +151,13 @@ def mop_ensemble(
     name: str | None,
     members: int | None,
     description: str | None,
-    boosted_on: str | None,
+    trained_on: str | None,
+    families: str | None,
     time_limit: str | None,
 ) -> int:
     """Make the best mean of models of a table a version of the named model `name`; returns the version.
 
-    `boosted_on`: a packed table, on whose rows boosted trees are trained for `time_limit`: they are candidates, too.
+    `trained_on`: a packed table, on whose rows models of other `families` are trained for `time_limit`: candidates, too.
     """
     db.check_engine("mop_ensemble")
     most, seconds = members_of_call("members", members), boosting.seconds_of(db, time_limit)
@@ -142,20 +165,76 @@ def mop_ensemble(
         db.output_table(name)
     else:
         check_writable(db, table_of(db, name))
-    has_nets = model_table is not None or boosted_on is None
+    has_nets = model_table is not None or trained_on is None
     candidates = candidates_of(db, model_table, most) if has_nets else []
     rows = Rows(db, validation_table, bool(candidates) and all(_is_balanced(info) for info in candidates))
-    boosted = None
-    if boosted_on is not None:
-        boosted = boosting.train(db, session, boosted_on, rows.target, rows.is_balanced, seconds)
-    found = choose(db, session, model_table, candidates, rows, most, boosted)
+    others = Others()
+    if trained_on is not None:
+        own = boosting.families_of(families)
+        others.train(db, session, trained_on, rows, own, seconds, families is not None or not has_nets)
+    found = choose(db, session, model_table, candidates, rows, most, others)
     call = ", ".join(map(quote_literal, (model_table, validation_table, name)))
-    trees = (
-        f", boosted_on => {quote_literal(boosted_on)}, time_limit => '{seconds:g} s'" if boosted_on is not None else ""
-    )
-    statement = f"SELECT {db.extension}.mop_ensemble({call}, members => {most}{trees});"
-    details = {"ensemble": found.to_json(), **({} if boosted is None else {"boosting": boosted.to_json()})}
+    more = {"trained_on": trained_on, "families": families, "time_limit": trained_on and f"{seconds:g} s"}
+    arguments = "".join(f", {key} => {quote_literal(value)}" for key, value in more.items() if value is not None)
+    statement = f"SELECT {db.extension}.mop_ensemble({call}, members => {most}{arguments});"
+    details = {"ensemble": found.to_json(), **others.to_json()}
     return add_version(db, name, found.version(details=details, description=description, statement=statement))
+
+
+@dataclass
+class Others:
+    """The models of other families than nets, that may be members."""
+
+    boosted: boosting.Boosted | None = None
+    straight: linear.Linear | None = None
+
+    @property
+    def are_none(self) -> bool:
+        return self.boosted is None and self.straight is None
+
+    @property
+    def seconds(self) -> float:
+        """That their training took."""
+        return sum(own.seconds for own in (self.boosted, self.straight) if own is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of a version's details."""
+        trials = {boosting.BOOSTING: self.boosted, boosting.LINEAR: self.straight}
+        return {family: own.to_json() for family, own in trials.items() if own is not None}
+
+    def train(
+        self,
+        db: Database,
+        session: Session,
+        packed_text: str | None,
+        rows: Rows,
+        families: Collection[str],
+        seconds: float,
+        is_needed: bool = True,
+        most_trials: float | None = None,
+    ) -> None:
+        """Train the `families` on a packed table, within `seconds`; `rows` judge. `is_needed`: where none of them can be
+        trained for such rows, that is an error. Raises MopError."""
+        until = time.monotonic() + seconds
+        reasons = obstacles(rows.transform, families)
+        possible = [family for family, reason in reasons.items() if reason is None]
+        if is_needed and not possible:
+            raise MopError(
+                f'"{packed_text}" can have nets alone: {"; ".join(str(reason) for reason in reasons.values())}',
+                hint=f"families => '{boosting.NETS}'",
+            )
+        if boosting.LINEAR in possible:
+            share = 1.0 if len(possible) == 1 else FOR_LINEAR
+            self.straight = linear.train(db, session, packed_text, rows.target, rows.is_balanced, share * seconds)
+        if boosting.BOOSTING in possible:
+            left = max(LEAST_SECONDS, until - time.monotonic())
+            self.boosted = boosting.train(db, session, packed_text, rows.target, rows.is_balanced, left, most_trials)
+
+
+def obstacles(transform: Transform, families: Collection[str]) -> dict[str, str | None]:
+    """Why these families but nets cannot be trained for rows of a transform; None: they can."""
+    why = {boosting.LINEAR: linear.obstacle, boosting.BOOSTING: boosting.obstacle}
+    return {family: own(transform) for family, own in why.items() if family in families}
 
 
 def members_of_call(name: str, value: int | None) -> int:
@@ -177,12 +256,13 @@ def choose(
     candidates: Sequence[dict[str, Any]],
     rows: Rows,
     most: int,
-    boosted: boosting.Boosted | None = None,
+    others: Others,
     seconds: float = math.inf,
 ) -> Ensemble:
-    """The ensemble of at most `most` of the `candidates` among the models of a table and of boosted trees that is best on
+    """The ensemble of at most `most` of the `candidates` among the models of a table and of the `others` that is best on
     validation rows. After `seconds`, no other net answers. Raises MopError."""
     ends = time.monotonic() + seconds
+    boosted, straight = others.boosted, others.straight
     tried: list[Member] = []
     answers: list[np.ndarray] = []
     shape: tuple[Any, ...] | None = None
@@ -206,6 +286,11 @@ def choose(
                 answers.append(found)
                 params = {name: info[name] for name in ("compile_params", "fit_params")}
                 tried.append(Member(info["mst_key"], size, params, model))
+    for number, net, own_weights, outputs in () if straight is None else straight.kept:
+        if shape is None or shape[-1] == outputs.shape[1]:  # (all nets of an ensemble have as many units)
+            params = straight.trials[number - 1]["params"]  # type: ignore[union-attr]
+            tried.append(Member(number, len(own_weights), {"params": params}, None, own_weights, net))
+            answers.append(rows.of(outputs))
     if not tried:
         raise MopError(
             f'"{model_table}" has no models for an ensemble',
@@ -220,7 +305,7 @@ def choose(
     mean = np.tensordot(counts / counts.sum(), np.where(counts[:, None], together, 0), 1)
     members = sorted((m for m in tried if m.weight), key=lambda m: (-m.weight, m.family, m.key))
     alone = float(np.nanmin(rows.loss(together)))
-    transform = rows.transform if boosted is None else boosted.transform
+    transform = next((own.transform for own in (boosted, straight) if own is not None), rows.transform)
     return Ensemble(members, float(rows.loss(mean)), alone, len(tried), rows.count, transform)
 
 

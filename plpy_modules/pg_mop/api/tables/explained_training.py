@@ -8,7 +8,6 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from pg_mop.api.tables import boosting
 from pg_mop.api.tables.baselines import MOST_ROWS
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, error_of, is_cancel, step_message
@@ -105,7 +104,7 @@ def explain(training: Training, prefix: str, names: dict[str, str], version: int
         kind = training.kind(steps, names)
         seconds["nets"] = time.monotonic() - began
         seconds["boosting"] = 0.0
-        if boosting.BOOSTING in training.families and training.without_boosting(names) is None:
+        if not all(training.without_others(names).values()):
             seconds["boosting"] = training.boosting_seconds(sum(seconds.values()))
         training.search_nets(steps, names, kind, time.monotonic() - sum(seconds.values()), seconds["boosting"])
         plan = explaining.made

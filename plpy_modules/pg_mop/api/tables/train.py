@@ -220,7 +220,7 @@ class Training:
 
     def _check_without_nets(self) -> None:
         """Raises MopError where the call asks for what nets alone have."""
-        a, hint = self.arguments, f"families => '{boosting.NETS}, {boosting.BOOSTING}'"
+        a, hint = self.arguments, f"families => '{', '.join(boosting.FAMILIES)}'"
         asked = [name for name in ("folds", "layers") if getattr(a, name) is not None]
         if asked:
             raise MopError(f"{asked[0]} applies to nets, but this call trains none", hint=hint)
@@ -273,7 +273,7 @@ class Training:
                 self.tell_of_rows(steps, n, kind)
                 self._may_be_balanced(kind)
                 prepared = time.monotonic() - began
-                boosted = self._boost(session, n, prepared)
+                rows, others = self._train_others(session, n, prepared)
                 boosting_ended = time.monotonic() - began
                 if self.has_nets:
                     self.search_nets(steps, n, kind, began, boosting_ended - prepared)
@@ -282,7 +282,7 @@ class Training:
                 raise
         searched = time.monotonic() - began - boosting_ended
         best, trial = self._best_trial(n) if self.has_nets else (0, None)
-        members = self._ensemble(session, n, boosted)
+        members = self._ensemble(session, n, rows, others)
         number = self._add(n, best, members, trial, kind, use)
         model = NamedModel.find(db, self.name, number)
         measurement = reports.measure(db, session, model, n["test"])
@@ -303,7 +303,7 @@ class Training:
             "statements": self.statements,
             **({"net": trial["net"], "iterations": trial["iterations"]} if trial is not None else {}),
             **(self._described(n, members) if members is not None else {}),
-            **({"boosting": boosted[1].to_json()} if boosted is not None else {}),
+            **others.to_json(),
             "trials": trials,
             "rows": self.parts,
             "interval": list(_interval(model, measurement, metrics)),
@@ -465,44 +465,45 @@ class Training:
         share = RESERVED + FOR_BASELINES * (self.arguments.baselines is not False)
         return share + FOR_ENSEMBLE * (self.has_nets and (self.most_members > 1 or boosting.BOOSTING in self.families))
 
-    def without_boosting(self, n: dict[str, str]) -> str | None:
-        """Why this call trains no boosted trees although its families have them, or None."""
+    def without_others(self, n: dict[str, str]) -> dict[str, str | None]:
+        """Why this call trains no models of its families but nets; None: it trains them."""
+        families = [family for family in self.families if family != boosting.NETS]
         if "valid" not in self.parts:
-            return "it needs a validation part, which says when to stop"
+            return dict.fromkeys(families, "they need a validation part, which chooses among them")
         with self.db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
-            return boosting.obstacle(PackedTable(self.db, n["packed"], "packed table").transform)
+            return ensembles.obstacles(PackedTable(self.db, n["packed"], "packed table").transform, families)
 
     def boosting_seconds(self, prepared: float) -> float:
-        """The seconds for boosting, after so many of preparation."""
+        """The seconds for other families than nets, after so many of preparation."""
         left = self.seconds * (1 - self.reserved) - prepared
         return max(LEAST_SECONDS, left * (FOR_BOOSTING if self.has_nets else 1))
 
-    def _boost(
-        self, session: Any, n: dict[str, str], prepared: float
-    ) -> tuple[ensembles.Rows, boosting.Boosted] | None:
-        """The validation rows, and the boosted trees that may be members. Nets alone are an answer, too."""
-        if boosting.BOOSTING not in self.families:
-            return None
-        reason = self.without_boosting(n)
+    def _train_others(self, session: Any, n: dict[str, str], prepared: float) -> tuple[Any, ensembles.Others]:
+        """The validation rows, if they are needed, and the models of other families than nets."""
+        others, reasons = ensembles.Others(), self.without_others(n)
+        if all(reasons.values()) and not self.has_nets:
+            raise MopError(
+                f"no model can be trained: {'; '.join(sorted(set(map(str, reasons.values()))))}",
+                hint=f"families => '{boosting.NETS}'",
+            )
+        for family, reason in reasons.items():
+            if reason is not None and self.arguments.families is not None:
+                self.db.notice(f"the family {family} is not trained: {reason}")
+        if all(reasons.values()):
+            return None, others
         try:
-            if reason is not None:
-                raise MopError(f"no boosted trees are trained: {reason}", hint=f"families => '{boosting.NETS}'")
             with self.db.undone():
                 rows = ensembles.Rows(self.db, n["checked"], self.balanced)
-            seconds = self.boosting_seconds(prepared)
-            most = self.arguments.max_trials
-            found = boosting.train(self.db, session, n["packed"], rows.target, self.balanced, seconds, most)
+            seconds, most = self.boosting_seconds(prepared), self.arguments.max_trials
+            others.train(self.db, session, n["packed"], rows, tuple(reasons), seconds, True, most)
         except MopError as error:
             if not self.has_nets:
                 raise
-            if reason is None:
-                self.db.warning(f"nets answer alone: {error.message}", detail=error.detail, hint=error.hint)
-            elif self.arguments.families is not None:
-                self.db.notice(f"nets answer alone: {error.message}", hint=error.hint)
-            return None
+            self.db.warning(f"nets answer alone: {error.message}", detail=error.detail, hint=error.hint)
+            return None, ensembles.Others()
         finally:
             session.give_back()  # the search may need the trainer
-        return rows, found
+        return rows, others
 
     def search_nets(self, steps: Steps, n: dict[str, str], kind: str, began: float, boosted: float = 0.0) -> None:
         """Search nets in the rest of the time; `boosted`: seconds of boosting, since `began`."""
@@ -630,35 +631,35 @@ class Training:
         return int(best), trial
 
     def _ensemble(
-        self, session: Any, n: dict[str, str], boosted: tuple[ensembles.Rows, boosting.Boosted] | None
+        self, session: Any, n: dict[str, str], rows: Any, others: ensembles.Others
     ) -> ensembles.Ensemble | None:
-        """The models whose mean answers; None where the best net answers alone."""
-        if "valid" not in self.parts or (self.most_members == 1 and boosted is None):
+        """The models whose mean answers; None where the best net answers alone. `rows`: for validation, if they are read."""
+        if "valid" not in self.parts or (self.most_members == 1 and others.are_none):
             return None
-        search, trees = n["search"] if self.has_nets else None, {}
-        if boosted is not None:
-            trees = {"boosted_on": n["packed"], "time_limit": f"{boosted[1].seconds:.1f} s"}
+        search, more = n["search"] if self.has_nets else None, {}
+        if not others.are_none:
+            families = ", ".join(others.to_json())
+            more = {"trained_on": n["packed"], "families": families, "time_limit": f"{others.seconds:.1f} s"}
         self.statements.append(
-            self._call("mop_ensemble", [search, n["checked"], self.name], {"members": self.most_members, **trees})
+            self._call("mop_ensemble", [search, n["checked"], self.name], {"members": self.most_members, **more})
         )
         seconds = max(LEAST_SECONDS, FOR_ENSEMBLE * self.seconds)
         try:
-            rows = boosted[0] if boosted is not None else ensembles.Rows(self.db, n["checked"], self.balanced)
+            rows = rows or ensembles.Rows(self.db, n["checked"], self.balanced)
             nets = ensembles.candidates_of(self.db, search, self.most_members) if self.has_nets else []
-            boosted_trees = None if boosted is None else boosted[1]
-            found = ensembles.choose(self.db, session, search, nets, rows, self.most_members, boosted_trees, seconds)
+            found = ensembles.choose(self.db, session, search, nets, rows, self.most_members, others, seconds)
         except MopError as error:  # the trials are trained: the best of them is an answer
             if not self.has_nets:
                 raise
             self.db.warning(f"the best trial answers alone: {error.message}", detail=error.detail, hint=error.hint)
             return None
-        return found if len(found.members) > 1 or found.trees else None
+        return found if len(found.members) > 1 or found.members[0].model is None else None
 
     def _described(self, n: dict[str, str], members: ensembles.Ensemble) -> dict[str, Any]:
         """The details of an ensemble, with the names and the iterations of its members' nets."""
         known: dict[int, dict[str, Any]] = {}
-        if members.nets:
-            keys = ", ".join(str(member.key) for member in members.nets)
+        keys = ", ".join(str(member.key) for member in members.nets if member.model is not None)
+        if keys:
             rows = self.db.execute(
                 f"SELECT t.mst_key, t.iterations, a.name AS net FROM {self._found(n['search'], '_trials')} t "
                 f"JOIN {self.db.find_table(n['nets'])} a USING (model_id) WHERE mst_key IN ({keys})"
@@ -666,7 +667,7 @@ class Training:
             known = {row["mst_key"]: {"net": row["net"], "iterations": row["iterations"]} for row in rows}
         details = members.to_json()
         details["members"] = [{**member, **known.get(member.get("mst_key"), {})} for member in details["members"]]
-        names = (member.get("net", boosting.BOOSTING) for member in details["members"])
+        names = (member.get("net", member["family"]) for member in details["members"])
         return {"net": ", ".join(dict.fromkeys(names)), "ensemble": details}
 
     def _add(
@@ -687,7 +688,7 @@ class Training:
             assert trial is not None
             version = version_of(StoredModel(self.db, n["search"], best), fit_params=trial["fit_params"], **more)
         else:
-            fit_params = members.nets[0].info["fit_params"] if members.nets else None
+            fit_params = next((net.info["fit_params"] for net in members.nets if net.model is not None), None)
             version = members.version(fit_params=fit_params, **more)
         return add_version(self.db, self.name, version, use)
 
@@ -801,10 +802,12 @@ END"""
 def _of_trials(details: dict[str, Any]) -> str:
     """How many models have been tried, and how long."""
     found = []
-    if "boosting" in details:
-        own, rows = details["boosting"], details["rows"]["train"]
-        part = f" on {own['rows']} of the rows" if own["rows"] < rows else ""
-        found.append(f"{len(own['trials'])} of boosting{part} in {own['seconds']:.0f} s")
+    for family in (boosting.LINEAR, boosting.BOOSTING):
+        if family in details:
+            own, rows = details[family], details["rows"]["train"]
+            part = f" on {own['rows']} of the rows" if own["rows"] < rows else ""
+            name = "linear models" if family == boosting.LINEAR else "boosting"
+            found.append(f"{len(own['trials'])} of {name}{part} in {own['seconds']:.0f} s")
     if details["trials"]:
         found.append(f"{details['trials']} of nets in {details['seconds']['search']:.0f} s")
     return ", ".join(found)
@@ -813,6 +816,8 @@ def _of_trials(details: dict[str, Any]) -> str:
 def _of_trial(trial: dict[str, Any]) -> str:
     if trial.get("family") == boosting.BOOSTING:
         return f"boosted trees, {json.dumps(trial['params'])}, after {trial['rounds']} rounds"
+    if trial.get("family") == boosting.LINEAR:
+        return f"linear model, {json.dumps(trial['params'])}"
     return (
         f"net {trial['net']}, {trial['compile_params']}, {trial['fit_params']}, after {trial['iterations']} iterations"
     )

@@ -1,0 +1,270 @@
+"""Linear models by L-BFGS, where SciPy is installed: for each design of the inputs, one model for each strength of the penalty.
+Runs in the trainer.
+
+The weights become those of a net of Keras with one dense layer (pg_mop/api/tables/linear.py). The penalty is that of ridge
+regression, alpha / 2 times the sum of the squared weights beside the sum of the rows' losses; the bias has none. A model begins
+with the weights of the model with the next stronger penalty.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+ALPHAS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # strong penalties first
+VAIN = 2  # models after the best one of a design, which end its search
+ITERATIONS = 150  # of a model
+PLAIN, PIECES = "plain", "pieces"  # designs: the elements, and with them the pieces of numbers
+
+
+@dataclass
+class Rows:
+    """Elements [rows, elements] (float32), arrays of codes (see `Codes`), targets (float64: class numbers, or numbers), weights
+    or None."""
+
+    elements: np.ndarray
+    codes: list[np.ndarray]
+    targets: np.ndarray
+    weights: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Codes:
+    """What an array of codes [rows, places] says: categories, each a weight of its own, or words of a text, whose weights are
+    averaged (code 0: no word). `count`: of different codes."""
+
+    count: int
+    are_words: bool
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Ends of pieces of the elements at `places`: such an element becomes its share of the way from `low` to `high`."""
+
+    places: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    def of(self, elements: np.ndarray) -> np.ndarray:
+        shares = (elements.take(self.places, 1) - self.low) / np.maximum(self.high - self.low, 1e-7)
+        return np.clip(shares, 0, 1)
+
+
+@dataclass
+class Trial:
+    """A trained model. `loss`: on the validation rows; `answers`: for these, probabilities [rows, classes] or numbers
+    [rows, 1]; `weights`: a table [codes, outputs] for each array of codes, [elements, outputs], and [outputs]."""
+
+    design: str
+    alpha: float
+    loss: float = math.inf
+    seconds: float = 0.0
+    weights: list[np.ndarray] = field(default_factory=list)
+    answers: np.ndarray | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What the caller is told."""
+        params = {"design": self.design, "alpha": self.alpha}
+        return {"params": params, "loss": self.loss if math.isfinite(self.loss) else None, "seconds": self.seconds}
+
+
+class _Over(Exception):
+    """The time is over."""
+
+
+def rows_of(shapes: Sequence[Sequence[int]], is_weighted: bool, payloads: Iterator[Any]) -> Rows:
+    """The rows of a request, from its next payloads. `shapes`: of the elements, and of each array of codes."""
+    arrays = [np.frombuffer(next(payloads), "<f4").reshape(shape) for shape in shapes]
+    targets = np.frombuffer(next(payloads), "<f8")
+    return Rows(arrays[0], arrays[1:], targets, np.frombuffer(next(payloads), "<f8") if is_weighted else None)
+
+
+def read_design(header: Mapping[str, Any]) -> tuple[list[Codes], Pieces | None]:
+    """The codes and the pieces that the header of a request describes."""
+    pieces = header["pieces"]
+    codes = [Codes(*own) for own in header["codes"]]
+    return codes, None if pieces is None else Pieces(*(np.array(pieces[name]) for name in ("places", "low", "high")))
+
+
+def flat(weights: Sequence[np.ndarray]) -> np.ndarray:
+    """The weights of a model as bytes."""
+    return np.concatenate([np.ascontiguousarray(own, "<f4").reshape(-1) for own in weights]).view(np.uint8)
+
+
+def search(
+    train: Rows, valid: Rows, codes: Sequence[Codes], pieces: Pieces | None, classes: int, until: float, kept: int
+) -> list[Trial]:
+    """The trials, in their order; `weights` and `answers` of the best `kept` alone. Raises ImportError without SciPy.
+
+    `classes`: 0 for numbers. At `until` (of time.monotonic) the search ends; the first trial has some steps in any case.
+    """
+    trials: list[Trial] = []
+    for design in (PLAIN, PIECES) if pieces is not None else (PLAIN,):
+        own = pieces if design == PIECES else None
+        model, check = _Model(train, codes, own, classes), _Model(valid, codes, own, classes, train)
+        start, best, vain = None, math.inf, 0
+        for alpha in ALPHAS:
+            if trials and time.monotonic() > until:
+                return trials
+            began = time.monotonic()
+            start = model.fitted(alpha, until, start)
+            trial = Trial(design, alpha)
+            trial.answers, trial.loss = check.answers(start)
+            trial.weights, trial.seconds = model.weights(start), time.monotonic() - began
+            trials.append(trial)
+            for other in sorted(trials, key=lambda one: one.loss)[kept:]:
+                other.weights, other.answers = [], None
+            vain = 0 if trial.loss < best else vain + 1
+            best = min(best, trial.loss)
+            if vain >= VAIN:
+                break
+    return trials
+
+
+def refit(
+    rows: Rows, codes: Sequence[Codes], pieces: Pieces | None, classes: int, models: Sequence[tuple[str, float]]
+) -> list[list[np.ndarray]]:
+    """The weights of models with these designs and penalties, trained on `rows`. Raises ImportError without SciPy."""
+    return [
+        (model := _Model(rows, codes, pieces if design == PIECES else None, classes)).weights(
+            model.fitted(alpha, math.inf, None)
+        )
+        for design, alpha in models
+    ]
+
+
+class _Model:
+    """The losses and gradients of a linear model on some rows."""
+
+    def __init__(
+        self, rows: Rows, codes: Sequence[Codes], pieces: Pieces | None, classes: int, trained: Rows | None = None
+    ) -> None:
+        """`trained`: the rows that a model was trained on, where others are `rows`."""
+        from scipy import sparse
+
+        parts = [rows.elements] if pieces is None else [rows.elements, pieces.of(rows.elements)]
+        self._x = np.concatenate(parts, 1).astype("f8" if rows.elements.size < 4_000_000 else "f4")
+        self._sparse = [
+            _incidence(sparse, own, array) * sparse.diags(scale)
+            for own, array, scale in zip(codes, rows.codes, _scales(sparse, codes, (trained or rows).codes))
+        ]
+        self._scales = _scales(sparse, codes, (trained or rows).codes)
+        self._classes, self._outputs = classes, 1 if classes <= 2 else classes
+        self._targets = rows.targets.astype(int) if classes else rows.targets
+        weights = np.ones(len(rows.targets)) if rows.weights is None else rows.weights
+        self._weights, self._total = weights, float(weights.sum())
+        self._sizes = [*(own.count for own in codes), self._x.shape[1], 1]
+
+    def fitted(self, alpha: float, until: float, start: np.ndarray | None) -> np.ndarray:
+        """The weights, flat, with a penalty; training begins with `start`."""
+        from scipy.optimize import minimize
+
+        latest = np.zeros(sum(self._sizes) * self._outputs) if start is None else start
+
+        def note(weights: np.ndarray) -> None:
+            nonlocal latest
+            latest = weights.copy()
+            if time.monotonic() > until:
+                raise _Over
+
+        options = {"maxiter": ITERATIONS, "maxcor": 20, "ftol": 1e-9, "gtol": 1e-7}
+        try:
+            found = minimize(
+                self._loss_and_gradient, latest, (alpha,), "L-BFGS-B", jac=True, callback=note, options=options
+            )
+        except _Over:
+            return latest
+        return np.asarray(found.x)
+
+    def answers(self, flat: np.ndarray) -> tuple[np.ndarray, float]:
+        """(probabilities [rows, classes] or numbers [rows, 1], their mean loss)."""
+        outputs = self._outputs_of(self._parts(flat))
+        losses, _ = self._losses(outputs)
+        if self._classes == 2:
+            chance = 1 / (1 + np.exp(-outputs))
+            return np.concatenate([1 - chance, chance], 1), float(losses)
+        if self._classes:
+            chances = np.exp(outputs - outputs.max(1, keepdims=True))
+            return chances / chances.sum(1, keepdims=True), float(losses)
+        return outputs, float(losses)
+
+    def weights(self, flat: np.ndarray) -> list[np.ndarray]:
+        """The weights as those of a layer with an output for each class, or with one output."""
+        *tables, elements, bias = self._parts(flat)
+        tables = [table * scale[:, None] for table, scale in zip(tables, self._scales)]
+        parts = [*tables, elements, bias]
+        if self._classes == 2:  # the softmax of -z/2 and z/2 is the sigmoid of z
+            parts = [np.concatenate([-part / 2, part / 2], 1) for part in parts]
+        return [part.astype("<f4") for part in parts]
+
+    def _parts(self, flat: np.ndarray) -> list[np.ndarray]:
+        ends = np.cumsum(self._sizes)[:-1]
+        return np.split(flat.reshape(-1, self._outputs), ends)
+
+    def _outputs_of(self, parts: list[np.ndarray]) -> np.ndarray:
+        *tables, elements, bias = parts
+        outputs = self._x @ elements.astype(self._x.dtype) + bias
+        for matrix, table in zip(self._sparse, tables):
+            outputs = outputs + matrix @ table
+        return np.asarray(outputs, "f8")
+
+    def _losses(self, outputs: np.ndarray) -> tuple[float, np.ndarray]:
+        """(the weighted mean loss, its derivatives [rows, outputs])."""
+        rows = np.arange(len(outputs))
+        if self._classes == 2:
+            z, truth = outputs[:, 0], self._targets
+            losses = np.logaddexp(0, z) - truth * z
+            slopes = (1 / (1 + np.exp(-np.clip(z, -500, 500))) - truth)[:, None]
+        elif self._classes:
+            shifted = outputs - outputs.max(1, keepdims=True)
+            slopes = np.exp(shifted)
+            sums = slopes.sum(1, keepdims=True)
+            losses = np.log(sums[:, 0]) - shifted[rows, self._targets]
+            slopes /= sums
+            slopes[rows, self._targets] -= 1
+        else:
+            slopes = outputs - self._targets[:, None]
+            losses = slopes[:, 0] ** 2
+            slopes = 2 * slopes
+        return float(losses @ self._weights / self._total), slopes * (self._weights / self._total)[:, None]
+
+    def _loss_and_gradient(self, flat: np.ndarray, alpha: float) -> tuple[float, np.ndarray]:
+        parts = self._parts(flat)
+        loss, slopes = self._losses(self._outputs_of(parts))
+        gradients = [matrix.T @ slopes for matrix in self._sparse]
+        gradients += [np.asarray(self._x.T @ slopes.astype(self._x.dtype), "f8"), slopes.sum(0, keepdims=True)]
+        share = alpha / self._total
+        for part, gradient in zip(parts[:-1], gradients):
+            loss += share / 2 * float((part**2).sum())
+            gradient += share * part
+        return loss, np.concatenate(gradients).reshape(-1)
+
+
+def _incidence(sparse: Any, codes: Codes, array: np.ndarray) -> Any:
+    """[rows, codes]: how often a row has a code; of words, the share of its words."""
+    places = array.astype("i8")
+    rows = np.repeat(np.arange(len(places)), places.shape[1])
+    is_there = (places != 0 if codes.are_words else places >= 0).astype("f8")
+    if codes.are_words:
+        is_there /= np.maximum(is_there.sum(1, keepdims=True), 1)
+    return sparse.csr_matrix((is_there.reshape(-1), (rows, places.reshape(-1))), (len(places), codes.count))
+
+
+def _scales(sparse: Any, codes: Sequence[Codes], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Of each code, the factor of its element: 1; for words the inverse document frequency, smoothed, times the root of the
+    mean number of words."""
+    scales = []
+    for own, array in zip(codes, arrays):
+        if not own.are_words:
+            scales.append(np.ones(own.count))
+            continue
+        matrix = _incidence(sparse, own, array)
+        frequencies = np.bincount(matrix.nonzero()[1], minlength=own.count)
+        length = math.sqrt(max(1.0, float((array != 0).sum(1).mean())))
+        scales.append((1 + np.log((1 + len(array)) / (1 + frequencies))) * length)
+    return scales
