@@ -13,13 +13,14 @@ from mop_udf.aggregate import Session
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import with_trainer
 from pg_mop.api.search.folds import check_folds
-from pg_mop.api.tables import boosting, ensembles, explained_training, reports, same_rows, training_checks
+from pg_mop.api.tables import boosting, ensembles, explained_training, reports, same_rows, time_shares, training_checks
 from pg_mop.api.tables.baselines import Contender, contenders
 from pg_mop.api.tables.named_models import add_version, check_writable, step_prefix, switch, version_of
 from pg_mop.api.tables.pack import Options
 from pg_mop.api.tables.split import SHARE, read_shares
 from pg_mop.api.tables.steps import Steps
 from pg_mop.api.tables.table_nets import layer_names
+from pg_mop.api.tables.time_shares import LEAST_SECONDS, TimeShares
 from pg_mop.api.tables.train_arguments import KINDS, TrainArguments
 from pg_mop.backend import settings, transaction, weights
 from pg_mop.backend.database import Database
@@ -32,11 +33,6 @@ from pg_mop.packing.packed_table import PackedTable
 from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows_of, view_of_query
 
 REMARK = "a step of mop_train: its end, or the next call, drops it"  # the comment of the relations of the steps
-RESERVED = 0.05  # of the time limit, for measuring the winner
-FOR_BASELINES = 0.1  # of the time limit, for training these
-FOR_ENSEMBLE = 0.03  # of the time limit, for the answers that choose the members
-FOR_BOOSTING = 0.35  # of what is left of the time limit for training, where nets are trained, too
-LEAST_SECONDS = 0.5  # of training: of the search, of boosting, and of baselines
 PASSES = 27  # over the rows, of the longest trial
 LEAST_STEPS = 500  # mini-batches of the longest trial: of few rows, it has more passes
 ROWS_A_SECOND = 50_000  # that a session trains on, roughly: of many rows, a trial has fewer passes
@@ -123,6 +119,7 @@ class Training:
 
     def __init__(self, db: Database, arguments: TrainArguments, present: int | None = None) -> None:
         """Check the arguments. Raises MopError."""
+        began = time.monotonic()
         time_limit = "00:05:00" if arguments.time_limit is None else arguments.time_limit
         arguments = dataclasses.replace(arguments, time_limit=time_limit)
         self.db, self.arguments, self.present = db, arguments, present
@@ -185,6 +182,7 @@ class Training:
                 hint=f"CREATE TABLE ... AS SELECT * FROM {self.source};",
             )
         self.seconds = training_checks.seconds_until_timeout(db, self.seconds)
+        self.times = TimeShares(self.seconds - (time.monotonic() - began), self.timed_steps)
 
     def _count(self, rows: Any, steps: Any = None) -> None:
         self.rows = self._value(f"SELECT count(*) FROM {rows}", steps)
@@ -250,7 +248,8 @@ class Training:
 
     def run(self, session: Any, version: int, use: bool) -> str:
         """Train, and add the version; returns the report. Raises MopError."""
-        db, began = self.db, time.monotonic()
+        db, times = self.db, self.times
+        times.begin(time_shares.PREPARE)
         # with the schema: a temporary relation of the caller may have the name of one of ours
         prefix = self._qualified(step_prefix(db, self.name, version))
         n = {
@@ -272,25 +271,24 @@ class Training:
                 kind = self.kind(steps, n)
                 self.tell_of_rows(steps, n, kind)
                 self._may_be_balanced(kind)
-                prepared = time.monotonic() - began
-                boosted = self._boost(session, n, prepared)
-                boosting_ended = time.monotonic() - began
+                boosted = self._boost(session, n)
                 if self.has_nets:
-                    self.search_nets(steps, n, kind, began, boosting_ended - prepared)
+                    self.search_nets(steps, n, kind)
             except BaseException:
                 steps.finish(self._dropping(n))
                 raise
-        searched = time.monotonic() - began - boosting_ended
         best, trial = self._best_trial(n) if self.has_nets else (0, None)
         members = self._ensemble(session, n, boosted)
         number = self._add(n, best, members, trial, kind, use)
         model = NamedModel.find(db, self.name, number)
+        times.begin(time_shares.MEASURE)
         measurement = reports.measure(db, session, model, n["test"])
         metrics = measurement.measures(model.regression)
         contenders_here = [Contender("pg_mop", metrics)]
         if self.arguments.baselines is not False:
-            seconds_left = self.seconds - (time.monotonic() - began)
-            contenders_here += contenders(db, session, model, n["train"], n["test"], max(LEAST_SECONDS, seconds_left))
+            seconds = max(LEAST_SECONDS, times.begin(time_shares.BASELINES))
+            contenders_here += contenders(db, session, model, n["train"], n["test"], seconds)
+            times.end()
         main = main_metric(model.regression)
         without = 0.0 if model.regression else scores.most_frequent(measurement.truth)
         training_checks.tell_giveaway(db, session, model, n["test"], main, metrics[main], without)
@@ -308,7 +306,7 @@ class Training:
             "rows": self.parts,
             "interval": list(_interval(model, measurement, metrics)),
             "contenders": {contender.name: contender.metrics for contender in contenders_here},
-            "seconds": {"prepare": prepared, "search": searched, "all": time.monotonic() - began},
+            "seconds": {**times.seconds, "all": times.elapsed},
         }
         self._complete(number, metrics, details)
         self._end_steps(n)
@@ -460,10 +458,16 @@ class Training:
             raise MopError("weight => 'balanced' needs classes, but the target has numbers", hint="Leave weight out.")
 
     @property
-    def reserved(self) -> float:
-        """The share of the time limit that is not for training."""
-        share = RESERVED + FOR_BASELINES * (self.arguments.baselines is not False)
-        return share + FOR_ENSEMBLE * (self.has_nets and (self.most_members > 1 or boosting.BOOSTING in self.families))
+    def timed_steps(self) -> list[str]:
+        """The steps that the time limit is divided among."""
+        has_boosting = boosting.BOOSTING in self.families
+        steps = {
+            time_shares.BOOSTING: has_boosting,
+            time_shares.NETS: self.has_nets,
+            time_shares.ENSEMBLE: self.has_nets and (self.most_members > 1 or has_boosting),
+            time_shares.BASELINES: self.arguments.baselines is not False,
+        }
+        return [time_shares.PREPARE, time_shares.MEASURE, *(step for step, has in steps.items() if has)]
 
     def without_boosting(self, n: dict[str, str]) -> str | None:
         """Why this call trains no boosted trees although its families have them, or None."""
@@ -472,14 +476,7 @@ class Training:
         with self.db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
             return boosting.obstacle(PackedTable(self.db, n["packed"], "packed table").transform)
 
-    def boosting_seconds(self, prepared: float) -> float:
-        """The seconds for boosting, after so many of preparation."""
-        left = self.seconds * (1 - self.reserved) - prepared
-        return max(LEAST_SECONDS, left * (FOR_BOOSTING if self.has_nets else 1))
-
-    def _boost(
-        self, session: Any, n: dict[str, str], prepared: float
-    ) -> tuple[ensembles.Rows, boosting.Boosted] | None:
+    def _boost(self, session: Any, n: dict[str, str]) -> tuple[ensembles.Rows, boosting.Boosted] | None:
         """The validation rows, and the boosted trees that may be members. Nets alone are an answer, too."""
         if boosting.BOOSTING not in self.families:
             return None
@@ -487,9 +484,9 @@ class Training:
         try:
             if reason is not None:
                 raise MopError(f"no boosted trees are trained: {reason}", hint=f"families => '{boosting.NETS}'")
+            seconds = max(LEAST_SECONDS, self.times.begin(time_shares.BOOSTING))
             with self.db.undone():
                 rows = ensembles.Rows(self.db, n["checked"], self.balanced)
-            seconds = self.boosting_seconds(prepared)
             most = self.arguments.max_trials
             found = boosting.train(self.db, session, n["packed"], rows.target, self.balanced, seconds, most)
         except MopError as error:
@@ -504,14 +501,14 @@ class Training:
             session.give_back()  # the search may need the trainer
         return rows, found
 
-    def search_nets(self, steps: Steps, n: dict[str, str], kind: str, began: float, boosted: float = 0.0) -> None:
-        """Search nets in the rest of the time; `boosted`: seconds of boosting, since `began`."""
+    def search_nets(self, steps: Steps, n: dict[str, str], kind: str) -> None:
+        """Search nets in their part of the time."""
+        seconds = max(LEAST_SECONDS, self.times.begin(time_shares.NETS))
+        prepared = self.times.elapsed - self.times.seconds.get(time_shares.BOOSTING, 0.0)
         rows = self.parts["train"]
         small = 32 if rows < 20_000 else 128 if rows < 200_000 else 512
         loss, metrics = ("mse", ["mae"]) if kind == "regression" else ("categorical_crossentropy", ["accuracy"])
-        prepared = time.monotonic() - began - boosted
-        seconds_left = self.seconds * (1 - self.reserved) - prepared - boosted
-        passes = passes_for(rows, small, seconds_left)
+        passes = passes_for(rows, small, seconds)
         rates = [f"Cosine({rate if self.present is None else rate / 10:g}, {passes})" for rate in RATES]
         space = {
             "loss": [loss],
@@ -522,7 +519,7 @@ class Training:
         }
         if self.balanced:
             space["class_weight"] = ["balanced"]
-        if seconds_left + boosted < 0.2 * self.seconds:
+        if prepared > 0.6 * self.seconds:
             self.db.warning(
                 f"preparing the rows has taken {prepared:.0f} s of the time_limit of {self.seconds:.0f} s",
                 hint=f"time_limit => '{math.ceil(6 * prepared)} s'",
@@ -531,7 +528,7 @@ class Training:
             "procedure": "asha",
             "procedure_params": f"iterations={passes}, least=3, parallel={TOGETHER}",
             "validation_table": n["checked"] if "valid" in self.parts else None,
-            "time_limit": f"{max(LEAST_SECONDS, seconds_left):.1f} s",
+            "time_limit": f"{seconds:.1f} s",
             "max_trials": self.arguments.max_trials,
             "folds": self.arguments.folds,
         }
@@ -641,7 +638,7 @@ class Training:
         self.statements.append(
             self._call("mop_ensemble", [search, n["checked"], self.name], {"members": self.most_members, **trees})
         )
-        seconds = max(LEAST_SECONDS, FOR_ENSEMBLE * self.seconds)
+        seconds = max(LEAST_SECONDS, self.times.begin(time_shares.ENSEMBLE) if self.has_nets else 0.0)
         try:
             rows = boosted[0] if boosted is not None else ensembles.Rows(self.db, n["checked"], self.balanced)
             nets = ensembles.candidates_of(self.db, search, self.most_members) if self.has_nets else []
@@ -806,7 +803,7 @@ def _of_trials(details: dict[str, Any]) -> str:
         part = f" on {own['rows']} of the rows" if own["rows"] < rows else ""
         found.append(f"{len(own['trials'])} of boosting{part} in {own['seconds']:.0f} s")
     if details["trials"]:
-        found.append(f"{details['trials']} of nets in {details['seconds']['search']:.0f} s")
+        found.append(f"{details['trials']} of nets in {details['seconds']['nets']:.0f} s")
     return ", ".join(found)
 
 
