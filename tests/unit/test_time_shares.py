@@ -2,7 +2,17 @@
 
 import pytest
 
-from pg_mop.api.tables.time_shares import BASELINES, BOOSTING, ENSEMBLE, MEASURE, NETS, PREPARE, SHARES, TimeShares
+from pg_mop.api.tables.time_shares import (
+    BASELINES,
+    BOOSTING,
+    ENSEMBLE,
+    LEAST_SECONDS,
+    MEASURE,
+    NETS,
+    PREPARE,
+    SHARES,
+    TimeShares,
+)
 
 
 class Clock:
@@ -18,13 +28,14 @@ def clock():
 
 
 def test_steps_that_take_their_parts_fill_the_limit(clock):
-    times = TimeShares(60, SHARES, clock)
-    for step, share in SHARES.items():
+    shares = {step: share for step, share in SHARES.items() if share}
+    times = TimeShares(60, shares, clock)
+    for step, share in shares.items():
         seconds = times.begin(step)
-        assert seconds == pytest.approx(60 * share)
+        assert seconds == pytest.approx(60 * share / sum(shares.values()))
         clock.now += seconds
     times.end()
-    assert times.left == pytest.approx(0) and times.seconds == pytest.approx({k: 60 * v for k, v in SHARES.items()})
+    assert times.left == pytest.approx(0) and sum(times.seconds.values()) == pytest.approx(60)
 
 
 def test_what_a_step_leaves_goes_to_all_later_ones(clock):
@@ -38,13 +49,13 @@ def test_what_a_step_leaves_goes_to_all_later_ones(clock):
     assert times.begin(NETS) == pytest.approx(57 * SHARES[NETS] / (SHARES[NETS] + SHARES[MEASURE]))
 
 
-def test_a_step_that_overran_takes_from_the_later_ones_and_never_below_nothing(clock):
+def test_a_step_that_overran_takes_from_the_later_ones_and_they_get_the_least(clock):
     times = TimeShares(10, SHARES, clock)
     times.begin(PREPARE)
     clock.now += 8
     assert times.part(NETS) < 2
     clock.now += 3
-    assert times.begin(BOOSTING) == 0 and times.begin(MEASURE) == 0 and times.left == -1
+    assert times.begin(BOOSTING) == times.begin(MEASURE) == LEAST_SECONDS and times.left == -1
 
 
 def test_a_step_leaves_what_a_later_one_needs(clock):
@@ -52,7 +63,7 @@ def test_a_step_leaves_what_a_later_one_needs(clock):
     times.need(MEASURE, 4)
     assert times.begin(NETS) == pytest.approx(6)
     clock.now += 7
-    assert times.begin(ENSEMBLE) == 0
+    assert times.begin(ENSEMBLE) == LEAST_SECONDS
     assert times.begin(MEASURE) == 3
 
 

@@ -13,7 +13,7 @@ PREPARE, BOOSTING, NETS, ENSEMBLE = "prepare", "boosting", "nets", "ensemble"
 REFIT, MEASURE, BASELINES = "refit", "measure", "baselines"
 # of the time limit; a call without some of the steps divides their shares among the others
 SHARES = {PREPARE: 0.2, BOOSTING: 0.25, NETS: 0.4, ENSEMBLE: 0.03, REFIT: 0.0, MEASURE: 0.05, BASELINES: 0.07}
-LEAST_SECONDS = 0.5  # of a step that trains or chooses, even where nothing is left
+LEAST_SECONDS = 0.5  # of each step, even where nothing is left
 
 
 class TimeShares:
@@ -53,10 +53,10 @@ class TimeShares:
         return max(0.0, min(equal, self.left - sum(self._needs.get(name, 0.0) for name in later)))
 
     def begin(self, step: str) -> float:
-        """End the present step and begin another, which the call has; returns the seconds that it may take. Steps that stand
-        before it are over, or do not come."""
+        """End the present step and begin another, which the call has; returns the seconds that it may take, at least
+        LEAST_SECONDS. Steps that stand before it are over, or do not come."""
         self.end()
-        seconds = self.part(step)
+        seconds = max(LEAST_SECONDS, self.part(step))
         names = list(self._to_come)
         for name in names[: names.index(step) + 1]:
             del self._to_come[name]

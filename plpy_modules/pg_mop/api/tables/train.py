@@ -286,7 +286,7 @@ class Training:
         metrics = measurement.measures(model.regression)
         contenders_here = [Contender("pg_mop", metrics)]
         if self.arguments.baselines is not False:
-            seconds = max(LEAST_SECONDS, times.begin(time_shares.BASELINES))
+            seconds = times.begin(time_shares.BASELINES)
             contenders_here += contenders(db, session, model, n["train"], n["test"], seconds)
             times.end()
         main = main_metric(model.regression)
@@ -484,7 +484,7 @@ class Training:
         try:
             if reason is not None:
                 raise MopError(f"no boosted trees are trained: {reason}", hint=f"families => '{boosting.NETS}'")
-            seconds = max(LEAST_SECONDS, self.times.begin(time_shares.BOOSTING))
+            seconds = self.times.begin(time_shares.BOOSTING)
             with self.db.undone():
                 rows = ensembles.Rows(self.db, n["checked"], self.balanced)
             most = self.arguments.max_trials
@@ -503,7 +503,7 @@ class Training:
 
     def search_nets(self, steps: Steps, n: dict[str, str], kind: str) -> None:
         """Search nets in their part of the time."""
-        seconds = max(LEAST_SECONDS, self.times.begin(time_shares.NETS))
+        seconds = self.times.begin(time_shares.NETS)
         prepared = self.times.elapsed - self.times.seconds.get(time_shares.BOOSTING, 0.0)
         rows = self.parts["train"]
         small = 32 if rows < 20_000 else 128 if rows < 200_000 else 512
@@ -638,7 +638,7 @@ class Training:
         self.statements.append(
             self._call("mop_ensemble", [search, n["checked"], self.name], {"members": self.most_members, **trees})
         )
-        seconds = max(LEAST_SECONDS, self.times.begin(time_shares.ENSEMBLE) if self.has_nets else 0.0)
+        seconds = self.times.begin(time_shares.ENSEMBLE) if self.has_nets else LEAST_SECONDS
         try:
             rows = boosted[0] if boosted is not None else ensembles.Rows(self.db, n["checked"], self.balanced)
             nets = ensembles.candidates_of(self.db, search, self.most_members) if self.has_nets else []
