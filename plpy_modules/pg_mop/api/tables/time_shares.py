@@ -52,6 +52,10 @@ class TimeShares:
         equal = self.left * own / of if of else 0.0
         return max(0.0, min(equal, self.left - sum(self._needs.get(name, 0.0) for name in later)))
 
+    def planned(self, step: str) -> float:
+        """The seconds that a step to come will get if those before it take their parts."""
+        return max(0.0, self.left) * self._to_come[step] / sum(self._to_come.values())
+
     def begin(self, step: str) -> float:
         """End the present step and begin another, which the call has; returns the seconds that it may take, at least
         LEAST_SECONDS. Steps that stand before it are over, or do not come."""

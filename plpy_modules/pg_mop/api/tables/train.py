@@ -13,11 +13,20 @@ from mop_udf.aggregate import Session
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import with_trainer
 from pg_mop.api.search.folds import check_folds
-from pg_mop.api.tables import boosting, ensembles, explained_training, reports, same_rows, time_shares, training_checks
+from pg_mop.api.tables import (
+    boosting,
+    drawn_rows,
+    ensembles,
+    explained_training,
+    reports,
+    same_rows,
+    time_shares,
+    training_checks,
+)
 from pg_mop.api.tables.baselines import Contender, contenders
 from pg_mop.api.tables.named_models import add_version, check_writable, step_prefix, switch, version_of
 from pg_mop.api.tables.pack import Options
-from pg_mop.api.tables.split import SHARE, read_shares
+from pg_mop.api.tables.split import PRIMARY_KEY, SHARE, read_shares
 from pg_mop.api.tables.steps import Steps
 from pg_mop.api.tables.table_nets import layer_names
 from pg_mop.api.tables.time_shares import LEAST_SECONDS, TimeShares
@@ -168,7 +177,10 @@ class Training:
                 columns_named(db, rows, name, split_names(getattr(arguments, name)))
                 for name in ("id", "exclude", *([] if self.balanced else ["weight"]))
             ]
-            self.column = target
+            self.column, self.columns = target, list(db.columns(rows))
+            by = columns_named(db, rows, "by", split_names(arguments.by)[:1]) if arguments.by is not None else []
+            self.by = by[0] if by else ""
+            self.keys = unused[0] or self._primary_key(rows) or self.columns
             self.used = [name for name in db.columns(rows) if not any(name in names for names in unused)]
             if is_query(self.source):
                 self.query = db.value("SELECT pg_get_viewdef($1::oid)", ["oid"], [rows.oid])
@@ -196,6 +208,11 @@ class Training:
         """The only value of a query; with `steps`, of their relations: a lock of this session's would keep a failed call from
         dropping them."""
         return self.db.value(sql) if steps is None else training_checks.read(steps, sql)[0][0]
+
+    def _primary_key(self, rows: Any) -> list[str]:
+        """The columns of a table's primary key, if it has one."""
+        found = self.db.execute(PRIMARY_KEY, ["oid"], [rows.oid])
+        return [row["attname"] for row in found]
 
     def _check_folds(self) -> None:
         """Raises MopError where the folds cannot choose among the trials of this call."""
@@ -249,13 +266,15 @@ class Training:
     def run(self, session: Any, version: int, use: bool) -> str:
         """Train, and add the version; returns the report. Raises MopError."""
         db, times = self.db, self.times
-        times.begin(time_shares.PREPARE)
+        preparing = times.begin(time_shares.PREPARE)
         # with the schema: a temporary relation of the caller may have the name of one of ours
         prefix = self._qualified(step_prefix(db, self.name, version))
         n = {
             part: db.suffixed(prefix, f"_{part}")
             for part in ("rows", "train", "valid", "test", "packed", "checked", "nets", "search")
         }
+        for part in drawn_rows.PARTS:  # steps read the part, or the rows that are drawn of it
+            n[f"{part}_view"], n[f"{part}_drawn"] = n[part], db.suffixed(prefix, f"_{part}_drawn")
         if db.explaining is not None:
             explained_training.explain(self, prefix, n, version)
         training_checks.tell_beginning(db, self.name, self.seconds)
@@ -265,6 +284,7 @@ class Training:
             try:
                 self.read_query(steps, n)
                 self.split_rows(steps, prefix, n)
+                self.draw_rows(steps, n, preparing)
                 self.pack_parts(steps, n)
                 if self.has_nets:
                     self.make_nets(steps, n)
@@ -272,6 +292,9 @@ class Training:
                 self.tell_of_rows(steps, n, kind)
                 self._may_be_balanced(kind)
                 boosted = self._boost(session, n)
+                if boosted is not None and self.has_nets and self.times.part(time_shares.NETS) < LEAST_SECONDS:
+                    self.has_nets = False
+                    times.left_out.append("nets")
                 if self.has_nets:
                     self.search_nets(steps, n, kind)
             except BaseException:
@@ -304,6 +327,8 @@ class Training:
             **({"boosting": boosted[1].to_json()} if boosted is not None else {}),
             "trials": trials,
             "rows": self.parts,
+            **({"drawn": self.drawn} if self.drawn else {}),
+            **({"left_out": times.left_out} if times.left_out else {}),
             "interval": list(_interval(model, measurement, metrics)),
             "contenders": {contender.name: contender.metrics for contender in contenders_here},
             "seconds": {**times.seconds, "all": times.elapsed},
@@ -381,6 +406,37 @@ class Training:
                 hint="Leave out folds, or give these rows to the training part.",
             )
 
+    def draw_rows(self, steps: Steps, n: dict[str, str], preparing: float) -> None:
+        """Draw rows of the parts that are too large for the time limit; `preparing`: seconds for all of the preparation."""
+        self.drawn: dict[str, int] = {}
+        if max(self.parts.values()) <= drawn_rows.LEAST_VALID:
+            return
+        sql = drawn_rows.width_sql(self._ref(n["train"]), self.columns)
+        ((width,),) = training_checks.read(steps, sql)
+        most = drawn_rows.most_rows(
+            self.parts,
+            drawn_rows.Speed.of(len(self.used), float(width)),
+            packing=max(preparing - self.times.elapsed, 0.05 * self.seconds),
+            nets=self.times.planned(time_shares.NETS) if self.has_nets else 0.0,
+            measuring=self.times.planned(time_shares.MEASURE),
+            sessions=settings.cores(),
+        )
+        for part, rows in most.items():
+            share, view = rows / self.parts[part], self._ref(n[part])
+            which = drawn_rows.condition(share, self.keys)
+            if part == "train" and self.split == "time":  # old rows tell less about those to come
+                which = drawn_rows.latest(share, view, self.by)
+            drawn = n[f"{part}_drawn"]
+            sql = f"CREATE UNLOGGED TABLE {self._ref(drawn)} AS SELECT * FROM {view} t WHERE {which};"
+            self.statements.append(sql)
+            self._run(steps, f"{training_checks.PINNED} {sql}", [drawn])
+            n[part] = drawn
+            self.drawn[part] = int(self._value(f"SELECT count(*) FROM {self._ref(drawn)}", steps))
+
+    def used_rows(self, part: str) -> int:
+        """The rows of a part that this call reads."""
+        return self.drawn.get(part, self.parts.get(part, 0))
+
     def pack_parts(self, steps: Steps, n: dict[str, str]) -> None:
         a = self.arguments
         weight = None if self.balanced else a.weight
@@ -447,7 +503,10 @@ class Training:
     def tell_of_rows(self, steps: Steps, n: dict[str, str], kind: str) -> None:
         """Warn the caller of copies of rows, of a target with a long tail, and of a rare class."""
         train = self._found(n["train"])
-        training_checks.tell_copies(self.db, steps, train, self._found(n["test"]), self.used, self.parts)
+        if "train" in self.drawn:
+            self.times.left_out.append("whether test rows are copies of training rows")
+        else:
+            training_checks.tell_copies(self.db, steps, train, self._found(n["test"]), self.used, self.parts)
         if kind == "regression":
             training_checks.tell_long_tail(self.db, steps, train, self.column)
         elif self.arguments.weight is None:
@@ -505,7 +564,7 @@ class Training:
         """Search nets in their part of the time."""
         seconds = self.times.begin(time_shares.NETS)
         prepared = self.times.elapsed - self.times.seconds.get(time_shares.BOOSTING, 0.0)
-        rows = self.parts["train"]
+        rows = self.used_rows("train")
         small = 32 if rows < 20_000 else 128 if rows < 200_000 else 512
         loss, metrics = ("mse", ["mae"]) if kind == "regression" else ("categorical_crossentropy", ["accuracy"])
         passes = passes_for(rows, small, seconds)
@@ -584,8 +643,8 @@ class Training:
         """(kind, name) of all relations of the steps, in an order in which they can be dropped."""
         suffixed = self.db.suffixed
         return [
-            *(("VIEW", n[part]) for part in ("train", "valid", "test")),
-            ("TABLE", n["rows"]),
+            *(("VIEW", n[f"{part}_view"]) for part in drawn_rows.PARTS),
+            *(("TABLE", name) for name in (n["rows"], *(n[f"{part}_drawn"] for part in drawn_rows.PARTS))),
             *(("TABLE", suffixed(n[part], end)) for part in ("packed", "checked") for end in ("", "_summary")),
             *(("TABLE", suffixed(n["nets"], end)) for end in ("", weights.SUFFIX)),
             *(("TABLE", suffixed(n["search"], end)) for end in (*OF_SEARCH, weights.SUFFIX)),
@@ -727,6 +786,8 @@ class Training:
             f"Rows: {', '.join(f'{rows} {part}' for part, rows in self.parts.items())}. "
             f"Trials: {_of_trials(details)}. "
             + (_of_members(details["ensemble"]) if "ensemble" in details else f"Chosen: {_of_trial(chosen or {})}."),
+            *([_of_drawn(details["drawn"], details["rows"])] if "drawn" in details else []),
+            *([f"Left out, for lack of time: {', '.join(self.times.left_out)}."] if self.times.left_out else []),
             *([_line(details["folds"])] if "folds" in details else []),
             "On the test part:",
         ]
@@ -795,11 +856,18 @@ BEGIN
 END"""
 
 
+def _of_drawn(drawn: dict[str, int], parts: dict[str, int]) -> str:
+    """The line of the report about the rows that are used of large parts."""
+    verbs = {"train": "Trained on", "valid": "chosen by", "test": "measured on"}
+    said = ", ".join(f"{verb} {drawn[part]} of {parts[part]} rows" for part, verb in verbs.items() if part in drawn)
+    return f"{said[0].upper()}{said[1:]}: the time limit allows no more."
+
+
 def _of_trials(details: dict[str, Any]) -> str:
     """How many models have been tried, and how long."""
     found = []
     if "boosting" in details:
-        own, rows = details["boosting"], details["rows"]["train"]
+        own, rows = details["boosting"], details.get("drawn", {}).get("train", details["rows"]["train"])
         part = f" on {own['rows']} of the rows" if own["rows"] < rows else ""
         found.append(f"{len(own['trials'])} of boosting{part} in {own['seconds']:.0f} s")
     if details["trials"]:
