@@ -57,6 +57,8 @@ class SearchController(RunController):
         self.heard: dict[int, int] = {}  # mst_key -> the last iteration that the procedure knows
         self.halts: dict[int, int | None] = {}  # mst_key -> the iteration after which a rule stops it; None: a person
         self.over = False  # the time is up
+        self.begun_at: dict[int, float] = {}  # mst_key -> when the iteration that it is in began (time.monotonic)
+        self.lasting = 0.0  # seconds of the iteration that ended last
         self.taken = 0  # trials that the procedure has begun
         self.begun = False
         self.given_up: set[int] = set()  # mst_keys that have failed
@@ -130,9 +132,16 @@ class SearchController(RunController):
         self.look_up([stage for stage in stages if stage.evaluated])
         for stage in stages:
             for key in sorted({self.configurations.own_key(key) for key in stage.trials}):
+                self._time(key)
                 yield from self._hear(key)
         yield from self.apply_rules(stages)
         yield from self._go_on()
+
+    def _time(self, key: int) -> None:
+        """Note how long the iteration of a trial has taken that has ended."""
+        now = time.monotonic()
+        self.lasting = now - self.begun_at.get(key, now)
+        self.begun_at[key] = now
 
     def failed(self, mst_keys: Collection[int]) -> Instructions:
         for key in sorted(mst_keys):
@@ -147,7 +156,8 @@ class SearchController(RunController):
 
     def control_requests(self, requests: Iterable[dict[str, Any]]) -> Instructions:
         ended, limit = False, self.search.seconds
-        if limit is not None and not self.over and time.monotonic() - self.began > limit:
+        # iterations that have begun are finished: one as long as the last should end by then
+        if limit is not None and not self.over and time.monotonic() - self.began > limit - self.lasting:
             self._note(["limit"])
             self.over = ended = True
             yield from self._end_all()
@@ -229,6 +239,7 @@ class SearchController(RunController):
         wanted = (*self.procedure.evaluates(key), *self.search.also_evaluated(self.procedure, key))
         evaluated = {i for i in wanted if i <= proposal.budget}
         trials = self.configurations.trials_of(key)
+        self.begun_at[key] = time.monotonic()
         for each in trials:
             yield Ask(self.configurations[each], proposal.budget, evaluated, new)
         if any(self.plan.failed(each) for each in trials):

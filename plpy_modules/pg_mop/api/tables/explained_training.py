@@ -8,7 +8,9 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
+from pg_mop.api.tables import time_shares
 from pg_mop.api.tables.baselines import MOST_ROWS
+from pg_mop.api.tables.time_shares import TimeShares
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, error_of, is_cancel, step_message
 from pg_mop.backend.explaining import Explained
@@ -78,6 +80,7 @@ def explain(training: Training, prefix: str, names: dict[str, str], version: int
     assert explaining is not None
     seconds: dict[str, float] = {}
     steps: Any = StepsHere(db)
+    training.times = TimeShares(training.seconds, training.timed_steps, lambda: sum(seconds.values()))
     with explaining.steps():
         began = time.monotonic()
         training.begin(steps, prefix, names)
@@ -105,8 +108,8 @@ def explain(training: Training, prefix: str, names: dict[str, str], version: int
         seconds["nets"] = time.monotonic() - began
         seconds["boosting"] = 0.0
         if not all(training.without_others(names).values()):
-            seconds["boosting"] = training.boosting_seconds(sum(seconds.values()))
-        training.search_nets(steps, names, kind, time.monotonic() - sum(seconds.values()), seconds["boosting"])
+            seconds["boosting"] = training.times.begin(time_shares.OTHERS)
+        training.search_nets(steps, names, kind)
         plan = explaining.made
         width = _width(db, training, names)
         classes = _classes(plan, kind)

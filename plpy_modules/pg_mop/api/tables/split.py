@@ -13,7 +13,13 @@ from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows
 METHODS = ("random", "stratified", "group", "time", "column")
 TRAIN, VALID, TEST = "train", "valid", "test"
 SHARE = 0.2  # the default share of the validation part, and of the test part (sql/22_tables.sql, sql/64_train.sql)
+MANY = 100_000  # rows: the shares of the parts may be off by a row
 UNIT = 1 << 30  # a hash becomes one of so many positions
+# the columns of the primary key of a table $1
+PRIMARY_KEY = (
+    "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) "
+    "WHERE i.indrelid = $1 AND i.indisprimary ORDER BY a.attnum"
+)
 # types whose hashes depend on no setting
 HASHED = (
     "smallint",
@@ -171,7 +177,9 @@ def _conditions(
     hashed = _row_hash(db, rows, types, ids, seed)
     if method == "random":
         position = _position(hashed)
-        return _parts(position, "", _cuts(db, rows, position, "true", valid, test, "what tells the rows apart")), ""
+        many = _cuts_of_many(db, rows, position, valid, test)
+        what = "what tells the rows apart"
+        return _parts(position, "", many or _cuts(db, rows, position, "true", valid, test, what)), ""
     # rows of one hash get one rank, and so one part: no order decides between them
     extra = (
         f", ((rank() OVER (PARTITION BY {name} ORDER BY {hashed}) - 0.5) / count(*) OVER (PARTITION BY {name}) "
@@ -228,6 +236,18 @@ def _cuts(db: Database, rows: Table, value: str, usable: str, valid: float, test
     return {part: row[part] for part in later}
 
 
+def _cuts_of_many(db: Database, rows: Table, position: str, valid: float, test: float) -> dict[str, str] | None:
+    """The cuts of many rows by their positions, which hardly any two of them share; None for few rows, or for equal ones."""
+    shares = {part: share for part, share in ((VALID, valid + test), (TEST, test)) if part in _later(valid, test)}
+    wanted = ", ".join(f"{1 - share!r}" for share in (1, *shares.values()))
+    if not db.value(f"SELECT count(*) > {MANY} FROM (SELECT 1 FROM {rows} LIMIT {MANY + 1}) t"):
+        return None
+    values = db.value(
+        f"SELECT percentile_disc(ARRAY[{wanted}]::float8[]) WITHIN GROUP (ORDER BY {position}) FROM {rows} t"
+    )
+    return dict(zip(shares, map(str, values[1:]))) if len(set(values)) == len(values) else None
+
+
 def _with_time(db: Database, rows: Table, sql_type: str, column: str, name: str) -> str:
     """SQL: whether a row has a time. Raises MopError for a type whose order is not that of time."""
     if sql_type in NUMBERS:
@@ -256,13 +276,7 @@ def _row_hash(db: Database, rows: Table, types: dict[str, str], ids: list[str], 
     """SQL: a hash of a row t by its id, its primary key or, without one, its values; no setting changes it. Raises
     MopError."""
     if not ids:
-        key = db.execute(
-            "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) "
-            "WHERE i.indrelid = $1 AND i.indisprimary ORDER BY a.attnum",
-            ["oid"],
-            [rows.oid],
-        )
-        ids = [row["attname"] for row in key]
+        ids = [row["attname"] for row in db.execute(PRIMARY_KEY, ["oid"], [rows.oid])]
     if ids:
         texts = ", ".join(stable_text(types[name], f"t.{quote_identifier(name)}") for name in ids)
         return f"hashtextextended(concat_ws('/', {texts}), {seed})"

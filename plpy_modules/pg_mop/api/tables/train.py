@@ -13,13 +13,23 @@ from mop_udf.aggregate import Session
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import with_trainer
 from pg_mop.api.search.folds import check_folds
-from pg_mop.api.tables import boosting, ensembles, explained_training, reports, same_rows, training_checks
+from pg_mop.api.tables import (
+    boosting,
+    drawn_rows,
+    ensembles,
+    explained_training,
+    reports,
+    same_rows,
+    time_shares,
+    training_checks,
+)
 from pg_mop.api.tables.baselines import Contender, contenders
 from pg_mop.api.tables.named_models import add_version, check_writable, step_prefix, switch, version_of
 from pg_mop.api.tables.pack import Options
-from pg_mop.api.tables.split import SHARE, read_shares
+from pg_mop.api.tables.split import PRIMARY_KEY, SHARE, read_shares
 from pg_mop.api.tables.steps import Steps
 from pg_mop.api.tables.table_nets import layer_names
+from pg_mop.api.tables.time_shares import LEAST_SECONDS, TimeShares
 from pg_mop.api.tables.train_arguments import KINDS, TrainArguments
 from pg_mop.backend import settings, transaction, weights
 from pg_mop.backend.database import Database
@@ -32,11 +42,6 @@ from pg_mop.packing.packed_table import PackedTable
 from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows_of, view_of_query
 
 REMARK = "a step of mop_train: its end, or the next call, drops it"  # the comment of the relations of the steps
-RESERVED = 0.05  # of the time limit, for measuring the winner
-FOR_BASELINES = 0.1  # of the time limit, for training these
-FOR_ENSEMBLE = 0.03  # of the time limit, for the answers that choose the members
-FOR_BOOSTING = 0.35  # of what is left of the time limit for training, where nets are trained, too
-LEAST_SECONDS = 0.5  # of training: of the search, of boosting, and of baselines
 PASSES = 27  # over the rows, of the longest trial
 LEAST_STEPS = 500  # mini-batches of the longest trial: of few rows, it has more passes
 ROWS_A_SECOND = 50_000  # that a session trains on, roughly: of many rows, a trial has fewer passes
@@ -123,6 +128,7 @@ class Training:
 
     def __init__(self, db: Database, arguments: TrainArguments, present: int | None = None) -> None:
         """Check the arguments. Raises MopError."""
+        began = time.monotonic()
         time_limit = "00:05:00" if arguments.time_limit is None else arguments.time_limit
         arguments = dataclasses.replace(arguments, time_limit=time_limit)
         self.db, self.arguments, self.present = db, arguments, present
@@ -171,7 +177,10 @@ class Training:
                 columns_named(db, rows, name, split_names(getattr(arguments, name)))
                 for name in ("id", "exclude", *([] if self.balanced else ["weight"]))
             ]
-            self.column = target
+            self.column, self.columns = target, list(db.columns(rows))
+            by = columns_named(db, rows, "by", split_names(arguments.by)[:1]) if arguments.by is not None else []
+            self.by = by[0] if by else ""
+            self.keys = unused[0] or self._primary_key(rows) or self.columns
             self.used = [name for name in db.columns(rows) if not any(name in names for names in unused)]
             if is_query(self.source):
                 self.query = db.value("SELECT pg_get_viewdef($1::oid)", ["oid"], [rows.oid])
@@ -185,6 +194,7 @@ class Training:
                 hint=f"CREATE TABLE ... AS SELECT * FROM {self.source};",
             )
         self.seconds = training_checks.seconds_until_timeout(db, self.seconds)
+        self.times = TimeShares(self.seconds - (time.monotonic() - began), self.timed_steps)
 
     def _count(self, rows: Any, steps: Any = None) -> None:
         self.rows = self._value(f"SELECT count(*) FROM {rows}", steps)
@@ -198,6 +208,11 @@ class Training:
         """The only value of a query; with `steps`, of their relations: a lock of this session's would keep a failed call from
         dropping them."""
         return self.db.value(sql) if steps is None else training_checks.read(steps, sql)[0][0]
+
+    def _primary_key(self, rows: Any) -> list[str]:
+        """The columns of a table's primary key, if it has one."""
+        found = self.db.execute(PRIMARY_KEY, ["oid"], [rows.oid])
+        return [row["attname"] for row in found]
 
     def _check_folds(self) -> None:
         """Raises MopError where the folds cannot choose among the trials of this call."""
@@ -250,13 +265,16 @@ class Training:
 
     def run(self, session: Any, version: int, use: bool) -> str:
         """Train, and add the version; returns the report. Raises MopError."""
-        db, began = self.db, time.monotonic()
+        db, times = self.db, self.times
+        preparing = times.begin(time_shares.PREPARE)
         # with the schema: a temporary relation of the caller may have the name of one of ours
         prefix = self._qualified(step_prefix(db, self.name, version))
         n = {
             part: db.suffixed(prefix, f"_{part}")
             for part in ("rows", "train", "valid", "test", "packed", "checked", "nets", "search")
         }
+        for part in drawn_rows.PARTS:  # steps read the part, or the rows that are drawn of it
+            n[f"{part}_view"], n[f"{part}_drawn"] = n[part], db.suffixed(prefix, f"_{part}_drawn")
         if db.explaining is not None:
             explained_training.explain(self, prefix, n, version)
         training_checks.tell_beginning(db, self.name, self.seconds)
@@ -266,31 +284,34 @@ class Training:
             try:
                 self.read_query(steps, n)
                 self.split_rows(steps, prefix, n)
+                self.draw_rows(steps, n, preparing)
                 self.pack_parts(steps, n)
                 if self.has_nets:
                     self.make_nets(steps, n)
                 kind = self.kind(steps, n)
                 self.tell_of_rows(steps, n, kind)
                 self._may_be_balanced(kind)
-                prepared = time.monotonic() - began
-                rows, others = self._train_others(session, n, prepared)
-                boosting_ended = time.monotonic() - began
+                rows, others = self._train_others(session, n)
+                if not others.are_none and self.has_nets and self.times.part(time_shares.NETS) < LEAST_SECONDS:
+                    self.has_nets = False
+                    times.left_out.append("nets")
                 if self.has_nets:
-                    self.search_nets(steps, n, kind, began, boosting_ended - prepared)
+                    self.search_nets(steps, n, kind)
             except BaseException:
                 steps.finish(self._dropping(n))
                 raise
-        searched = time.monotonic() - began - boosting_ended
         best, trial = self._best_trial(n) if self.has_nets else (0, None)
         members = self._ensemble(session, n, rows, others)
         number = self._add(n, best, members, trial, kind, use)
         model = NamedModel.find(db, self.name, number)
+        times.begin(time_shares.MEASURE)
         measurement = reports.measure(db, session, model, n["test"])
         metrics = measurement.measures(model.regression)
         contenders_here = [Contender("pg_mop", metrics)]
         if self.arguments.baselines is not False:
-            seconds_left = self.seconds - (time.monotonic() - began)
-            contenders_here += contenders(db, session, model, n["train"], n["test"], max(LEAST_SECONDS, seconds_left))
+            seconds = times.begin(time_shares.BASELINES)
+            contenders_here += contenders(db, session, model, n["train"], n["test"], seconds)
+            times.end()
         main = main_metric(model.regression)
         without = 0.0 if model.regression else scores.most_frequent(measurement.truth)
         training_checks.tell_giveaway(db, session, model, n["test"], main, metrics[main], without)
@@ -306,9 +327,11 @@ class Training:
             **others.to_json(),
             "trials": trials,
             "rows": self.parts,
+            **({"drawn": self.drawn} if self.drawn else {}),
+            **({"left_out": times.left_out} if times.left_out else {}),
             "interval": list(_interval(model, measurement, metrics)),
             "contenders": {contender.name: contender.metrics for contender in contenders_here},
-            "seconds": {"prepare": prepared, "search": searched, "all": time.monotonic() - began},
+            "seconds": {**times.seconds, "all": times.elapsed},
         }
         self._complete(number, metrics, details)
         self._end_steps(n)
@@ -383,6 +406,37 @@ class Training:
                 hint="Leave out folds, or give these rows to the training part.",
             )
 
+    def draw_rows(self, steps: Steps, n: dict[str, str], preparing: float) -> None:
+        """Draw rows of the parts that are too large for the time limit; `preparing`: seconds for all of the preparation."""
+        self.drawn: dict[str, int] = {}
+        if max(self.parts.values()) <= drawn_rows.LEAST_VALID:
+            return
+        sql = drawn_rows.width_sql(self._ref(n["train"]), self.columns)
+        ((width,),) = training_checks.read(steps, sql)
+        most = drawn_rows.most_rows(
+            self.parts,
+            drawn_rows.Speed.of(len(self.used), float(width)),
+            packing=max(preparing - self.times.elapsed, 0.05 * self.seconds),
+            nets=self.times.planned(time_shares.NETS) if self.has_nets else 0.0,
+            measuring=self.times.planned(time_shares.MEASURE),
+            sessions=settings.cores(),
+        )
+        for part, rows in most.items():
+            share, view = rows / self.parts[part], self._ref(n[part])
+            which = drawn_rows.condition(share, self.keys)
+            if part == "train" and self.split == "time":  # old rows tell less about those to come
+                which = drawn_rows.latest(share, view, self.by)
+            drawn = n[f"{part}_drawn"]
+            sql = f"CREATE UNLOGGED TABLE {self._ref(drawn)} AS SELECT * FROM {view} t WHERE {which};"
+            self.statements.append(sql)
+            self._run(steps, f"{training_checks.PINNED} {sql}", [drawn])
+            n[part] = drawn
+            self.drawn[part] = int(self._value(f"SELECT count(*) FROM {self._ref(drawn)}", steps))
+
+    def used_rows(self, part: str) -> int:
+        """The rows of a part that this call reads."""
+        return self.drawn.get(part, self.parts.get(part, 0))
+
     def pack_parts(self, steps: Steps, n: dict[str, str]) -> None:
         a = self.arguments
         weight = None if self.balanced else a.weight
@@ -449,7 +503,10 @@ class Training:
     def tell_of_rows(self, steps: Steps, n: dict[str, str], kind: str) -> None:
         """Warn the caller of copies of rows, of a target with a long tail, and of a rare class."""
         train = self._found(n["train"])
-        training_checks.tell_copies(self.db, steps, train, self._found(n["test"]), self.used, self.parts)
+        if "train" in self.drawn:
+            self.times.left_out.append("whether test rows are copies of training rows")
+        else:
+            training_checks.tell_copies(self.db, steps, train, self._found(n["test"]), self.used, self.parts)
         if kind == "regression":
             training_checks.tell_long_tail(self.db, steps, train, self.column)
         elif self.arguments.weight is None:
@@ -460,10 +517,16 @@ class Training:
             raise MopError("weight => 'balanced' needs classes, but the target has numbers", hint="Leave weight out.")
 
     @property
-    def reserved(self) -> float:
-        """The share of the time limit that is not for training."""
-        share = RESERVED + FOR_BASELINES * (self.arguments.baselines is not False)
-        return share + FOR_ENSEMBLE * (self.has_nets and (self.most_members > 1 or boosting.BOOSTING in self.families))
+    def timed_steps(self) -> list[str]:
+        """The steps that the time limit is divided among."""
+        has_others = self.families != (boosting.NETS,)
+        steps = {
+            time_shares.OTHERS: has_others,
+            time_shares.NETS: self.has_nets,
+            time_shares.ENSEMBLE: self.has_nets and (self.most_members > 1 or has_others),
+            time_shares.BASELINES: self.arguments.baselines is not False,
+        }
+        return [time_shares.PREPARE, time_shares.MEASURE, *(step for step, has in steps.items() if has)]
 
     def without_others(self, n: dict[str, str]) -> dict[str, str | None]:
         """Why this call trains no models of its families but nets; None: it trains them."""
@@ -473,12 +536,7 @@ class Training:
         with self.db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
             return ensembles.obstacles(PackedTable(self.db, n["packed"], "packed table").transform, families)
 
-    def boosting_seconds(self, prepared: float) -> float:
-        """The seconds for other families than nets, after so many of preparation."""
-        left = self.seconds * (1 - self.reserved) - prepared
-        return max(LEAST_SECONDS, left * (FOR_BOOSTING if self.has_nets else 1))
-
-    def _train_others(self, session: Any, n: dict[str, str], prepared: float) -> tuple[Any, ensembles.Others]:
+    def _train_others(self, session: Any, n: dict[str, str]) -> tuple[Any, ensembles.Others]:
         """The validation rows, if they are needed, and the models of other families than nets."""
         others, reasons = ensembles.Others(), self.without_others(n)
         if all(reasons.values()) and not self.has_nets:
@@ -492,9 +550,10 @@ class Training:
         if all(reasons.values()):
             return None, others
         try:
+            seconds = self.times.begin(time_shares.OTHERS)
             with self.db.undone():
                 rows = ensembles.Rows(self.db, n["checked"], self.balanced)
-            seconds, most = self.boosting_seconds(prepared), self.arguments.max_trials
+            most = self.arguments.max_trials
             others.train(self.db, session, n["packed"], rows, tuple(reasons), seconds, True, most)
         except MopError as error:
             if not self.has_nets:
@@ -505,14 +564,14 @@ class Training:
             session.give_back()  # the search may need the trainer
         return rows, others
 
-    def search_nets(self, steps: Steps, n: dict[str, str], kind: str, began: float, boosted: float = 0.0) -> None:
-        """Search nets in the rest of the time; `boosted`: seconds of boosting, since `began`."""
-        rows = self.parts["train"]
+    def search_nets(self, steps: Steps, n: dict[str, str], kind: str) -> None:
+        """Search nets in their part of the time."""
+        seconds = self.times.begin(time_shares.NETS)
+        prepared = self.times.elapsed - self.times.seconds.get(time_shares.OTHERS, 0.0)
+        rows = self.used_rows("train")
         small = 32 if rows < 20_000 else 128 if rows < 200_000 else 512
         loss, metrics = ("mse", ["mae"]) if kind == "regression" else ("categorical_crossentropy", ["accuracy"])
-        prepared = time.monotonic() - began - boosted
-        seconds_left = self.seconds * (1 - self.reserved) - prepared - boosted
-        passes = passes_for(rows, small, seconds_left)
+        passes = passes_for(rows, small, seconds)
         rates = [f"Cosine({rate if self.present is None else rate / 10:g}, {passes})" for rate in RATES]
         space = {
             "loss": [loss],
@@ -523,7 +582,7 @@ class Training:
         }
         if self.balanced:
             space["class_weight"] = ["balanced"]
-        if seconds_left + boosted < 0.2 * self.seconds:
+        if prepared > 0.6 * self.seconds:
             self.db.warning(
                 f"preparing the rows has taken {prepared:.0f} s of the time_limit of {self.seconds:.0f} s",
                 hint=f"time_limit => '{math.ceil(6 * prepared)} s'",
@@ -532,7 +591,7 @@ class Training:
             "procedure": "asha",
             "procedure_params": f"iterations={passes}, least=3, parallel={TOGETHER}",
             "validation_table": n["checked"] if "valid" in self.parts else None,
-            "time_limit": f"{max(LEAST_SECONDS, seconds_left):.1f} s",
+            "time_limit": f"{seconds:.1f} s",
             "max_trials": self.arguments.max_trials,
             "folds": self.arguments.folds,
         }
@@ -588,8 +647,8 @@ class Training:
         """(kind, name) of all relations of the steps, in an order in which they can be dropped."""
         suffixed = self.db.suffixed
         return [
-            *(("VIEW", n[part]) for part in ("train", "valid", "test")),
-            ("TABLE", n["rows"]),
+            *(("VIEW", n[f"{part}_view"]) for part in drawn_rows.PARTS),
+            *(("TABLE", name) for name in (n["rows"], *(n[f"{part}_drawn"] for part in drawn_rows.PARTS))),
             *(("TABLE", suffixed(n[part], end)) for part in ("packed", "checked") for end in ("", "_summary")),
             *(("TABLE", suffixed(n["nets"], end)) for end in ("", weights.SUFFIX)),
             *(("TABLE", suffixed(n["search"], end)) for end in (*OF_SEARCH, weights.SUFFIX)),
@@ -643,7 +702,7 @@ class Training:
         self.statements.append(
             self._call("mop_ensemble", [search, n["checked"], self.name], {"members": self.most_members, **more})
         )
-        seconds = max(LEAST_SECONDS, FOR_ENSEMBLE * self.seconds)
+        seconds = self.times.begin(time_shares.ENSEMBLE) if self.has_nets else LEAST_SECONDS
         try:
             rows = rows or ensembles.Rows(self.db, n["checked"], self.balanced)
             nets = ensembles.candidates_of(self.db, search, self.most_members) if self.has_nets else []
@@ -731,6 +790,8 @@ class Training:
             f"Rows: {', '.join(f'{rows} {part}' for part, rows in self.parts.items())}. "
             f"Trials: {_of_trials(details)}. "
             + (_of_members(details["ensemble"]) if "ensemble" in details else f"Chosen: {_of_trial(chosen or {})}."),
+            *([_of_drawn(details["drawn"], details["rows"])] if "drawn" in details else []),
+            *([f"Left out, for lack of time: {', '.join(self.times.left_out)}."] if self.times.left_out else []),
             *([_line(details["folds"])] if "folds" in details else []),
             "On the test part:",
         ]
@@ -799,17 +860,24 @@ BEGIN
 END"""
 
 
+def _of_drawn(drawn: dict[str, int], parts: dict[str, int]) -> str:
+    """The line of the report about the rows that are used of large parts."""
+    verbs = {"train": "Trained on", "valid": "chosen by", "test": "measured on"}
+    said = ", ".join(f"{verb} {drawn[part]} of {parts[part]} rows" for part, verb in verbs.items() if part in drawn)
+    return f"{said[0].upper()}{said[1:]}: the time limit allows no more."
+
+
 def _of_trials(details: dict[str, Any]) -> str:
     """How many models have been tried, and how long."""
     found = []
     for family in (boosting.LINEAR, boosting.BOOSTING):
         if family in details:
-            own, rows = details[family], details["rows"]["train"]
+            own, rows = details[family], details.get("drawn", {}).get("train", details["rows"]["train"])
             part = f" on {own['rows']} of the rows" if own["rows"] < rows else ""
             name = "linear models" if family == boosting.LINEAR else "boosting"
             found.append(f"{len(own['trials'])} of {name}{part} in {own['seconds']:.0f} s")
     if details["trials"]:
-        found.append(f"{details['trials']} of nets in {details['seconds']['search']:.0f} s")
+        found.append(f"{details['trials']} of nets in {details['seconds']['nets']:.0f} s")
     return ", ".join(found)
 
 

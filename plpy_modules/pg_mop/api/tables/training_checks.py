@@ -69,9 +69,12 @@ def tell_beginning(db: Database, name: str, seconds: float) -> None:
 # ends, and so keep a failed call from dropping them.
 
 
+PINNED = "SET LOCAL search_path = pg_catalog, pg_temp;"
+
+
 def read(steps: Steps, sql: str) -> list[tuple[Any, ...]]:
     """The rows of a query of the steps' relations."""
-    return steps.run(f"SET LOCAL search_path = pg_catalog, pg_temp; {sql}")
+    return steps.run(f"{PINNED} {sql}")
 
 
 def tell_copies(
