@@ -21,7 +21,8 @@ CREATE FUNCTION @extschema@.mop_train(
     keep boolean DEFAULT FALSE,
     folds double precision DEFAULT NULL,
     ensemble double precision DEFAULT 8,
-    families text DEFAULT NULL
+    families text DEFAULT NULL,
+    refit boolean DEFAULT TRUE
 ) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api.tables import train

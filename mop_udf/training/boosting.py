@@ -11,6 +11,7 @@ import math
 import sys
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +107,17 @@ def search(
         )
 
 
+def refit(
+    rows: Rows, codes: list[int], classes: int, models: Sequence[tuple[dict[str, Any], int]], threads: int, seed: int
+) -> list[str]:
+    """The texts of models with these parameters after so many rounds, trained on `rows`. Raises ImportError without
+    LightGBM."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = _Search(imported(), rows, None, codes, classes, max(1, threads), seed)
+        return [again.text(params, rounds) for params, rounds in models]
+
+
 def _search(searching: _Search, valid: Rows, until: float, most: int, kept: int) -> list[Trial]:
     until = max(until, time.monotonic() + LEAST_SECONDS)
     seconds = until - time.monotonic()
@@ -159,9 +171,9 @@ class _Parameter:
 
 class _Search:
     def __init__(
-        self, lightgbm: Any, train: Rows, valid: Rows, codes: list[int], classes: int, threads: int, seed: int
+        self, lightgbm: Any, train: Rows, valid: Rows | None, codes: list[int], classes: int, threads: int, seed: int
     ) -> None:
-        self._rows, self._classes, self._valid = len(train.inputs), classes, valid
+        self._rows, self._classes = len(train.inputs), classes
         self._random = np.random.default_rng(seed)
         threads = min(threads, 1 + train.inputs.size // CELLS_PER_THREAD)
         objective = {0: "regression", 2: "binary"}.get(classes, "multiclass")
@@ -188,7 +200,10 @@ class _Search:
             params=self._fixed,
             free_raw_data=True,
         )
-        self._check = self._train.create_valid(valid.inputs, valid.targets, weight=valid.weights).construct()
+        self._train.construct()
+        if valid is not None:
+            self._valid = valid
+            self._check = self._train.create_valid(valid.inputs, valid.targets, weight=valid.weights).construct()
 
     def next_place(self, trials: list[Trial], seconds: float) -> list[float]:
         """The place of the next trial: the defaults, a random one, or one beside a good one."""
@@ -206,6 +221,14 @@ class _Search:
         slowest = first.params["learning_rate"] * first.seconds / (seconds * NEXT)
         rate = self._space[0]
         return [max(place[0], min(rate.place(max(slowest, rate.least)), 1.0)), *place[1:]]
+
+    def text(self, params: Mapping[str, Any], rounds: int) -> str:
+        """LightGBM's text of a model after so many rounds."""
+        booster = self._lightgbm.Booster({**self._fixed, **params}, self._train)
+        for _ in range(rounds):
+            if booster.update():
+                break
+        return str(booster.model_to_string())
 
     def train(self, place: list[float], until: float) -> Trial:
         """Train with early stopping, at least one round and not beyond `until`."""

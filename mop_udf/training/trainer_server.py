@@ -355,5 +355,28 @@ class TrainerServer:
         except Exception as error:
             self._refuse(error)
 
+    def on_refit(self, header: Header, payloads: Payloads) -> None:
+        try:
+            given, classes = iter(payloads), header["classes"]
+            ((shapes, is_weighted),) = header["rows"]
+            if header["family"] == "linear":
+                from mop_udf.training import linear
+
+                models = [tuple(own) for own in header["models"]]
+                rows = linear.rows_of(shapes, is_weighted, given)
+                found = linear.refit(rows, *linear.read_design(header), classes, models)
+                self.channel.send({}, *map(linear.flat, found))
+            else:
+                from mop_udf.training import boosting
+
+                inputs = np.frombuffer(next(given), "<f4").reshape(shapes[0])
+                targets = np.frombuffer(next(given), "<f8")
+                weights = np.frombuffer(next(given), "<f8") if is_weighted else None
+                options = header["codes"], classes, header["models"], header["threads"], header["seed"]
+                texts = boosting.refit(boosting.Rows(inputs, targets, weights), *options)
+                self.channel.send({}, *(text.encode() for text in texts))
+        except Exception as error:
+            self._refuse(error)
+
     def _refuse(self, error: Exception, **more: Any) -> None:
         self.channel.send({**failure(error, self.memory_mb), **more})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +66,14 @@ class Target:
     inputs: list[np.ndarray]
     truth: np.ndarray
     weights: np.ndarray | None
+
+    def joined(self, other: Target, is_balanced: bool) -> Target:
+        """These rows and others. `is_balanced`: the weights of each of the two balance its classes."""
+        parts = [own.weights for own in (self, other) if own.weights is not None]
+        scales = [own.mean() or 1.0 if is_balanced else 1.0 for own in parts]
+        weights = np.concatenate([own / scale for own, scale in zip(parts, scales)]) if len(parts) == 2 else None
+        inputs = [np.concatenate(arrays) for arrays in zip(self.inputs, other.inputs, strict=True)]
+        return Target(inputs, np.concatenate([self.truth, other.truth]), weights)
 
     def targets(self, is_classes: bool) -> list[np.ndarray]:
         """The targets and the weights, if any, as arrays of a request. The mean weight is 1: LightGBM regards weights as parts
@@ -173,6 +182,32 @@ def train(
         if np.isfinite(np.frombuffer(found, "<f8")).all()
     ]
     return Boosted(packed.transform, header["trials"], kept, count, time.monotonic() - began)
+
+
+def refit(
+    db: Database, session: Session, transform: Transform, rows: Target, models: Sequence[tuple[dict[str, Any], int]]
+) -> list[bytes]:
+    """LightGBM's texts of trees with these parameters and rounds, trained on `rows`. Raises MopError."""
+    encoder = TreeInputs(transform.inputs)
+    (target,) = transform.outputs
+    classes = len(target.classes) if isinstance(target, OneHot) else 0
+    elements = np.ascontiguousarray(encoder.elements(rows.inputs), "<f4")
+    seed = settings.load(db)["seed"]
+    header = {
+        "op": "refit",
+        "family": BOOSTING,
+        "rows": [[[list(elements.shape)], rows.weights is not None]],
+        "codes": encoder.codes,
+        "classes": classes,
+        "models": [list(model) for model in models],
+        "threads": max(1, settings.cores() - settings.runnable_threads()),
+        "seed": 1 if seed is None else seed,
+    }
+    with trainer_of(session, trainer_options(db, False)) as trainer:
+        arrays = [elements, *rows.targets(bool(classes))]
+        trainer.send(header, *(array.reshape(-1).view(np.uint8) for array in arrays))
+        _, payloads = trainer.receive()
+    return [bytes(text) for text in payloads]
 
 
 def seconds_of(db: Database, limit: str | None) -> float:

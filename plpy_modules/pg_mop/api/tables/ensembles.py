@@ -268,7 +268,9 @@ def choose(
     shape: tuple[Any, ...] | None = None
     for number, text, outputs in () if boosted is None else boosted.kept:
         trial = boosted.trials[number - 1]  # type: ignore[union-attr]
-        tried.append(Member(number, len(text), {name: trial[name] for name in ("params", "rounds")}, text=text))
+        tried.append(
+            Member(number, len(text), {name: trial[name] for name in ("params", "rounds", "seconds")}, text=text)
+        )
         answers.append(rows.of(outputs))
     with _computers(db, session) as computer_of:
         for info in candidates:

@@ -189,6 +189,16 @@ def train(
     return Linear(packed.transform, header["trials"], kept, len(training.truth), time.monotonic() - began)
 
 
+def refit(
+    db: Database, session: Session, transform: Transform, rows: boosting.Target, params: Sequence[dict[str, Any]]
+) -> list[tuple[str, bytes]]:
+    """The nets, as of `Design.net`, of models with the `params` of trials, trained on `rows`. Raises MopError."""
+    design = Design(transform)
+    models = [[own["design"], own["alpha"]] for own in params]
+    _, payloads = _asked(db, session, design, [rows], {"op": "refit", "family": boosting.LINEAR, "models": models})
+    return [design.net(own["design"], bytes(weights)) for own, weights in zip(params, payloads, strict=True)]
+
+
 def _asked(
     db: Database, session: Session, design: Design, rows: Sequence[boosting.Target], header: dict[str, Any]
 ) -> tuple[dict[str, Any], list[Any]]:

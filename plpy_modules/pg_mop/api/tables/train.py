@@ -18,6 +18,7 @@ from pg_mop.api.tables import (
     drawn_rows,
     ensembles,
     explained_training,
+    refit,
     reports,
     same_rows,
     time_shares,
@@ -271,7 +272,7 @@ class Training:
         prefix = self._qualified(step_prefix(db, self.name, version))
         n = {
             part: db.suffixed(prefix, f"_{part}")
-            for part in ("rows", "train", "valid", "test", "packed", "checked", "nets", "search")
+            for part in ("rows", "train", "valid", "test", "packed", "checked", "nets", "search", "all")
         }
         for part in drawn_rows.PARTS:  # steps read the part, or the rows that are drawn of it
             n[f"{part}_view"], n[f"{part}_drawn"] = n[part], db.suffixed(prefix, f"_{part}_drawn")
@@ -297,12 +298,17 @@ class Training:
                     times.left_out.append("nets")
                 if self.has_nets:
                     self.search_nets(steps, n, kind)
+                with db.undone():
+                    best, trial = self._best_trial(n) if self.has_nets else (0, None)
+                    members = self._ensemble(session, n, rows, others)
+                place = n["search"], best
+                again: dict[str, Any] = {}
+                if self.may_refit and "valid" in self.parts:
+                    again, place = refit.run(self, steps, session, n, rows, members, place, others)
             except BaseException:
                 steps.finish(self._dropping(n))
                 raise
-        best, trial = self._best_trial(n) if self.has_nets else (0, None)
-        members = self._ensemble(session, n, rows, others)
-        number = self._add(n, best, members, trial, kind, use)
+        number = self._add(place, members, trial, kind, use)
         model = NamedModel.find(db, self.name, number)
         times.begin(time_shares.MEASURE)
         measurement = reports.measure(db, session, model, n["test"])
@@ -325,6 +331,7 @@ class Training:
             **({"net": trial["net"], "iterations": trial["iterations"]} if trial is not None else {}),
             **(self._described(n, members) if members is not None else {}),
             **others.to_json(),
+            **({"refit": again} if again else {}),
             "trials": trials,
             "rows": self.parts,
             **({"drawn": self.drawn} if self.drawn else {}),
@@ -352,7 +359,7 @@ class Training:
         for _, name in self._relations(n):
             self.db.output_table(name)
 
-    def _say(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None:
+    def say(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None:
         """Run a statement that the report will show; `made`: the tables that it makes, as far as they are needed.
 
         The same transaction gives the tables our comment. If the call is killed, the next call finds them by it.
@@ -365,7 +372,7 @@ class Training:
 
     def _marking(self, made: list[str]) -> str:
         """SQL: the comment of those tables that exist."""
-        tables = ", ".join(f"pg_catalog.to_regclass({quote_literal(self._ref(name))})" for name in made)
+        tables = ", ".join(f"pg_catalog.to_regclass({quote_literal(self.ref(name))})" for name in made)
         return " " + _block(_MARKING.format(tables=tables, remark=quote_literal(REMARK)))
 
     def read_query(self, steps: Steps, n: dict[str, str]) -> None:
@@ -373,7 +380,7 @@ class Training:
         if self.query is not None:
             self._run(
                 steps,
-                f"CREATE UNLOGGED TABLE {self._ref(n['rows'])} AS {str(self.source).strip().rstrip(';')}\n;",
+                f"CREATE UNLOGGED TABLE {self.ref(n['rows'])} AS {str(self.source).strip().rstrip(';')}\n;",
                 [n["rows"]],
             )
             self._count(self._found(n["rows"]), steps)
@@ -411,7 +418,7 @@ class Training:
         self.drawn: dict[str, int] = {}
         if max(self.parts.values()) <= drawn_rows.LEAST_VALID:
             return
-        sql = drawn_rows.width_sql(self._ref(n["train"]), self.columns)
+        sql = drawn_rows.width_sql(self.ref(n["train"]), self.columns)
         ((width,),) = training_checks.read(steps, sql)
         most = drawn_rows.most_rows(
             self.parts,
@@ -422,16 +429,16 @@ class Training:
             sessions=settings.cores(),
         )
         for part, rows in most.items():
-            share, view = rows / self.parts[part], self._ref(n[part])
+            share, view = rows / self.parts[part], self.ref(n[part])
             which = drawn_rows.condition(share, self.keys)
             if part == "train" and self.split == "time":  # old rows tell less about those to come
                 which = drawn_rows.latest(share, view, self.by)
             drawn = n[f"{part}_drawn"]
-            sql = f"CREATE UNLOGGED TABLE {self._ref(drawn)} AS SELECT * FROM {view} t WHERE {which};"
+            sql = f"CREATE UNLOGGED TABLE {self.ref(drawn)} AS SELECT * FROM {view} t WHERE {which};"
             self.statements.append(sql)
             self._run(steps, f"{training_checks.PINNED} {sql}", [drawn])
             n[part] = drawn
-            self.drawn[part] = int(self._value(f"SELECT count(*) FROM {self._ref(drawn)}", steps))
+            self.drawn[part] = int(self._value(f"SELECT count(*) FROM {self.ref(drawn)}", steps))
 
     def used_rows(self, part: str) -> int:
         """The rows of a part that this call reads."""
@@ -455,25 +462,25 @@ class Training:
                 arguments["grouped_by"] = a.by
                 least = min(least, self._groups(n["train"], steps))
             if least < self.segments or least < a.folds:  # a fold holds out whole segments
-                self._say(steps, f"SET pg_mop.segments = {a.folds};")
-        self._pack(steps, n["train"], n["packed"], arguments)
+                self.say(steps, f"SET pg_mop.segments = {a.folds};")
+        self.pack(steps, n["train"], n["packed"], arguments)
         if "valid" in self.parts:
-            self._pack(steps, n["valid"], n["checked"], {"fitted_on": n["packed"]})
+            self.pack(steps, n["valid"], n["checked"], {"fitted_on": n["packed"]})
 
-    def _pack(self, steps: Steps, part: str, output: str, given: dict[str, Any]) -> None:
+    def pack(self, steps: Steps, part: str, output: str, given: dict[str, Any]) -> None:
         # mop_pack itself comments on the packed table
-        self._say(steps, self._call("mop_pack", [part, output], given), [self.db.suffixed(output, "_summary")])
+        self.say(steps, self._call("mop_pack", [part, output], given), [self.db.suffixed(output, "_summary")])
 
     def make_nets(self, steps: Steps, n: dict[str, str]) -> None:
         """Make the nets, or those with their weights of the version whose training goes on, if it has any."""
         if self.present is not None and self._load_nets(steps, n, self.present):
             return
         arguments = {"layers": self.arguments.layers}
-        self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], arguments), [n["nets"]], True)
+        self.say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], arguments), [n["nets"]], True)
 
     def kind(self, steps: Steps, n: dict[str, str]) -> str:
         """The kind of the target, as it is packed."""
-        row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s")
+        row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self.ref(n['packed'], '_summary')} s")
         return "regression" if row[0][0] == "float32" else "classification"
 
     def _load_nets(self, steps: Steps, n: dict[str, str], version: int) -> bool:
@@ -481,15 +488,15 @@ class Training:
         version has trees alone."""
         table = table_of(self.db, self.name)
         load, nets = f"SELECT {written(self.db.schema)}.load_keras_model", quote_literal(n["nets"])
-        loaded_from = f"FROM {self._ref(self.name)} m WHERE m.version = {version};"
+        loaded_from = f"FROM {self.ref(self.name)} m WHERE m.version = {version};"
         members = ensembles.nets_of(self.db, table, version)
         for number, member in enumerate(members or (), 1):
             value = f"substring(m.model_weights FROM {member.first + 1} FOR {member.bytes})"
             what = quote_literal(f"version {version}, member {number}")
-            self._say(steps, f"{load}({nets}, {member.arch_sql}, {value}, {what}) {loaded_from}", [n["nets"]], True)
+            self.say(steps, f"{load}({nets}, {member.arch_sql}, {value}, {what}) {loaded_from}", [n["nets"]], True)
         if members is not None:
             return bool(members)
-        self._say(
+        self.say(
             steps,
             f"{load}({nets}, m.model_arch, m.model_weights, 'version {version}') {loaded_from}",
             [n["nets"]],
@@ -497,7 +504,7 @@ class Training:
         )
         if (parts := weights.existing(self.db, str(table), weights.READING)) is not None:
             copy = self.db.suffixed(n["nets"], weights.SUFFIX)
-            self._say(steps, f"CREATE TABLE {self._ref(copy)} AS TABLE {parts};", [copy], True)
+            self.say(steps, f"CREATE TABLE {self.ref(copy)} AS TABLE {parts};", [copy], True)
         return True
 
     def tell_of_rows(self, steps: Steps, n: dict[str, str], kind: str) -> None:
@@ -524,9 +531,15 @@ class Training:
             time_shares.OTHERS: has_others,
             time_shares.NETS: self.has_nets,
             time_shares.ENSEMBLE: self.has_nets and (self.most_members > 1 or has_others),
+            time_shares.REFIT: self.may_refit,
             time_shares.BASELINES: self.arguments.baselines is not False,
         }
         return [time_shares.PREPARE, time_shares.MEASURE, *(step for step, has in steps.items() if has)]
+
+    @property
+    def may_refit(self) -> bool:
+        """Whether the chosen models are trained again on the validation rows, too."""
+        return self.arguments.refit is not False and self.arguments.folds is None and self.arguments.valid != 0
 
     def without_others(self, n: dict[str, str]) -> dict[str, str | None]:
         """Why this call trains no models of its families but nets; None: it trains them."""
@@ -596,7 +609,7 @@ class Training:
             "folds": self.arguments.folds,
         }
         call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], arguments)
-        self._say(steps, call, [self.db.suffixed(n["search"], end) for end in (*OF_SEARCH, weights.SUFFIX)], True)
+        self.say(steps, call, [self.db.suffixed(n["search"], end) for end in (*OF_SEARCH, weights.SUFFIX)], True)
 
     def _means(self, n: dict[str, str], best: int) -> dict[str, Any]:
         """The means and deviations over the folds of the chosen trial."""
@@ -616,7 +629,7 @@ class Training:
                 arguments.append(f"{name} => {value if isinstance(value, (int, float)) else quote_literal(value)}")
         return f"{verb} {written(self.db.schema)}.{function}({', '.join(arguments)});"
 
-    def _ref(self, name: str, suffix: str = "") -> str:
+    def ref(self, name: str, suffix: str = "") -> str:
         """SQL for a relation by its name, as the caller writes it."""
         schema, last = self.db.parse_name(self.db.suffixed(name, suffix))
         return ".".join(quote_identifier(part) for part in (schema, last) if part is not None)
@@ -652,14 +665,15 @@ class Training:
             *(("TABLE", suffixed(n[part], end)) for part in ("packed", "checked") for end in ("", "_summary")),
             *(("TABLE", suffixed(n["nets"], end)) for end in ("", weights.SUFFIX)),
             *(("TABLE", suffixed(n["search"], end)) for end in (*OF_SEARCH, weights.SUFFIX)),
+            *(("TABLE", name) for name in refit.relations(self.db, n["all"])),
         ]
 
     def _dropping(self, n: dict[str, str]) -> str:
         """SQL that drops the relations with our comment. This call has made them, or an earlier call has left them."""
         # the summary of a packed table has our comment, not the table itself
-        marked = {n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked")}
+        marked = {n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked", "all")}
         rows = ", ".join(
-            f"('{kind}', {quote_literal(self._ref(name))}, {quote_literal(self._ref(marked.get(name, name)))})"
+            f"('{kind}', {quote_literal(self.ref(name))}, {quote_literal(self.ref(marked.get(name, name)))})"
             for kind, name in self._relations(n)
         )
         return _block(_DROPPING.format(rows=rows, remark=quote_literal(REMARK)))
@@ -731,8 +745,7 @@ class Training:
 
     def _add(
         self,
-        n: dict[str, str],
-        best: int,
+        best: tuple[str, int],
         members: ensembles.Ensemble | None,
         trial: dict[str, Any] | None,
         kind: str,
@@ -745,7 +758,7 @@ class Training:
         }
         if members is None:
             assert trial is not None
-            version = version_of(StoredModel(self.db, n["search"], best), fit_params=trial["fit_params"], **more)
+            version = version_of(StoredModel(self.db, *best), fit_params=trial["fit_params"], **more)
         else:
             fit_params = next((net.info["fit_params"] for net in members.nets if net.model is not None), None)
             version = members.version(fit_params=fit_params, **more)
@@ -793,6 +806,7 @@ class Training:
             *([_of_drawn(details["drawn"], details["rows"])] if "drawn" in details else []),
             *([f"Left out, for lack of time: {', '.join(self.times.left_out)}."] if self.times.left_out else []),
             *([_line(details["folds"])] if "folds" in details else []),
+            *([_of_refit(details["refit"])] if "refit" in details else []),
             "On the test part:",
         ]
         names = ["r2", "rmse", "mae"] if model.regression else ["accuracy", "auc", "log_loss"]
@@ -865,6 +879,12 @@ def _of_drawn(drawn: dict[str, int], parts: dict[str, int]) -> str:
     verbs = {"train": "Trained on", "valid": "chosen by", "test": "measured on"}
     said = ", ".join(f"{verb} {drawn[part]} of {parts[part]} rows" for part, verb in verbs.items() if part in drawn)
     return f"{said[0].upper()}{said[1:]}: the time limit allows no more."
+
+
+def _of_refit(refit: dict[str, Any]) -> str:
+    """The line of the report about models that were trained again."""
+    models = "It was" if refit["of"] == 1 else f"{refit['models']} of the {refit['of']} models were"
+    return f"{models} trained again on all {refit['rows']} rows of the training and validation parts."
 
 
 def _of_trials(details: dict[str, Any]) -> str:

@@ -35,6 +35,7 @@ class TrainArguments:
     folds: int | None
     ensemble: int | None
     families: str | None
+    refit: bool | None
 
     @classmethod
     def of_call(cls, values: Sequence[Any]) -> TrainArguments:

@@ -1,0 +1,210 @@
+"""The chosen models of mop_train, trained again: on the training and the validation rows together, with their parameters and
+for as many passes or rounds as before. The shares of an ensemble's members stay."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mop_udf.aggregate import Session
+from pg_mop.api.common.model_table import StoredModel
+from pg_mop.api.tables import boosting, linear, time_shares
+from pg_mop.api.tables.ensembles import Ensemble, Others, Rows
+from pg_mop.api.tables.steps import Steps
+from pg_mop.backend import weights
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_literal, written
+from pg_mop.packing import packed_rows
+from pg_mop.packing.packed_table import PackedTable
+
+if TYPE_CHECKING:
+    from pg_mop.api.tables.train import Training
+
+ENDS_OF_SELECTION = ("", "_summary")  # of the names of the tables of a selection or of packed rows
+ENDS_OF_MODELS = ("", "_info", "_summary", weights.SUFFIX)
+MOST_RUNS = 3  # of nets: those of a run have as many passes
+START = 1.5  # seconds that packing and a run of nets take, beside training
+
+
+def without_nets(
+    db: Database, session: Session, packed_text: str, rows: Rows, members: Ensemble, used: int, seconds: float
+) -> int:
+    """Train trees and linear models again, on at most `used` rows of the training table and on the validation `rows`; returns
+    how many members it were. Trees that have taken longer than `seconds` allow stay as they are. Raises MopError."""
+    straight = [member for member in members.members if member.family == boosting.LINEAR]
+    trees = members.trees
+    rounds = sum(member.info["seconds"] for member in trees) * (used + rows.count) / max(1, used)
+    if rounds > seconds:
+        trees = []
+    if not straight and not trees:
+        return 0
+    with db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
+        packed = PackedTable(db, packed_text, "packed table")
+        arrays = packed_rows.read(db, packed, used, boosting.MOST_BYTES)
+        training = boosting.target_of(packed, arrays, rows.is_balanced).joined(rows.target, rows.is_balanced)
+    if straight:
+        params = [member.info["params"] for member in straight]
+        for member, (net, values) in zip(straight, linear.refit(db, session, packed.transform, training, params)):
+            member.architecture, member.text = net, values
+    if trees:
+        models = [(member.info["params"], member.info["rounds"]) for member in trees]
+        for member, text in zip(trees, boosting.refit(db, session, packed.transform, training, models)):
+            member.text, member.size = text, len(text)
+    return len(straight) + len(trees)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial of a search of nets, which is trained again. `key`: its number there."""
+
+    key: int
+    model_id: int
+    compile_params: str
+    fit_params: str
+    iterations: int
+
+    @property
+    def params(self) -> tuple[str, str]:
+        return self.compile_params, self.fit_params
+
+
+@dataclass
+class Run:
+    """Trials that one run trains again, for as many `iterations`, and the names of its tables."""
+
+    iterations: int
+    trials: list[Trial]
+    selection: str
+    output: str
+
+
+def runs_of(trials: Sequence[Trial], weights: Sequence[float], names: Callable[[str, int], str]) -> list[Run]:
+    """The runs that train trials again, those with the most weight first, at most MOST_RUNS. `names`: of a run's tables, by
+    'chosen' or 'refit' and its number.
+
+    >>> trials = [Trial(1, 1, "a", "f", 9), Trial(2, 1, "b", "f", 27), Trial(3, 2, "c", "f", 27)]
+    >>> [(run.iterations, len(run.trials), run.output) for run in runs_of(trials, [0.5, 0.3, 0.3], "{0}_{1}".format)]
+    [(27, 2, 'refit_1'), (9, 1, 'refit_2')]
+    """
+    groups: dict[int, list[Trial]] = defaultdict(list)
+    shares: dict[int, float] = defaultdict(float)
+    for trial, weight in zip(trials, weights, strict=True):
+        groups[trial.iterations].append(trial)
+        shares[trial.iterations] += weight
+    order = sorted((count for count in groups if count), key=lambda count: -shares[count])[:MOST_RUNS]
+    return [
+        Run(count, groups[count], names("chosen", number), names("refit", number))
+        for number, count in enumerate(order, 1)
+    ]
+
+
+def seconds_of(trials: Sequence[Trial], passes: int, seconds: float, growth: float) -> float:
+    """The seconds that training again takes, roughly. `passes`: of all trials of the search, which took `seconds`; `growth`:
+    how many times as many rows there are."""
+    return START + growth * seconds * sum(trial.iterations for trial in trials) / max(1, passes)
+
+
+def run(
+    call: Training,
+    steps: Steps,
+    session: Session,
+    n: dict[str, str],
+    rows: Rows | None,
+    members: Ensemble | None,
+    best: tuple[str, int],
+    others: Others,
+) -> tuple[dict[str, Any], tuple[str, int]]:
+    """Train the chosen models of a call again, as far as its time allows: (what `details` say of it, the place of the best
+    model). `members`: None where that answers alone; `others`: those that were candidates. Raises MopError."""
+    seconds = call.times.begin(time_shares.REFIT)
+    until, count, of = time.monotonic() + seconds, 0, 1 if members is None else len(members.members)
+    try:
+        if members is not None and rows is not None:
+            used = max((own.rows for own in (others.boosted, others.straight) if own is not None), default=0)
+            count += without_nets(call.db, session, n["packed"], rows, members, used, seconds)
+            session.give_back()  # the nets may need the trainer
+        nets = [] if members is None else [member for member in members.nets if member.model is not None]
+        weights_of = {best[1]: 1.0} if members is None else {member.key: member.weight for member in nets}
+        places = _nets(call, steps, n, weights_of, until - time.monotonic()) if weights_of else {}
+        with call.db.undone():
+            for member in nets:
+                if member.key in places:
+                    member.model = StoredModel(call.db, *places[member.key])
+                    member.model.weights = None
+        count += len(places)
+        if members is None:
+            best = places.get(best[1], best)
+    except MopError as error:
+        call.db.warning(f"not all models are trained again: {error.message}", detail=error.detail, hint=error.hint)
+    if count < of:
+        call.times.left_out.append(f"training {of - count} of the {of} models again with the validation rows")
+    total = call.used_rows("train") + call.used_rows("valid")
+    return ({"rows": total, "models": count, "of": of} if count else {}), best
+
+
+def _nets(
+    call: Training, steps: Steps, n: dict[str, str], weights_of: dict[int, float], seconds: float
+) -> dict[int, tuple[str, int]]:
+    """Train trials of the search again, those with the most weight first, as far as `seconds` allow: {trial: (model table,
+    mst_key)}."""
+    table = call.ref(n["search"], "_trials")
+    columns = "mst_key, model_id, compile_params, fit_params, iterations"
+    keys = ", ".join(map(str, weights_of))
+    trials = [Trial(*row) for row in steps.run(f"SELECT {columns} FROM {table} WHERE mst_key IN ({keys})")]
+    ((passes,),) = steps.run(f"SELECT sum(iterations) FROM {table}")
+    growth = 1 + call.used_rows("valid") / call.used_rows("train")
+    took = call.times.seconds[time_shares.NETS]
+    while trials and seconds_of(trials, int(passes or 0), took, growth) > seconds:
+        trials.remove(min(trials, key=lambda trial: weights_of[trial.key]))
+    runs = runs_of(
+        trials,
+        [weights_of[trial.key] for trial in trials],
+        lambda what, number: call.db.suffixed(n["all"], f"_{what}_{number}"),
+    )
+    if runs:
+        parts = " UNION ALL ".join(f"SELECT * FROM {call.ref(n[part])}" for part in ("train", "valid"))
+        call.pack(steps, parts, n["all"], {"fitted_on": n["packed"]})
+    places: dict[int, tuple[str, int]] = {}
+    for one in runs:
+        _fit(call, steps, n, one)
+        listed = steps.run(
+            f"SELECT mst_key, model_id, compile_params, fit_params FROM {call.ref(one.output, '_info')} i "
+            f"JOIN {call.ref(one.output)} m USING (mst_key) WHERE m.model_weights IS NOT NULL"
+        )
+        key_of = {tuple(values): key for key, *values in listed}
+        for trial in one.trials:
+            key = key_of.get((trial.model_id, trial.compile_params, trial.fit_params))
+            if key is not None:
+                places[trial.key] = one.output, key
+    return places
+
+
+def _fit(call: Training, steps: Steps, n: dict[str, str], run: Run) -> None:
+    """Train the trials of a run, by statements that the report shows."""
+    first, *more = run.trials
+    lists = [f"ARRAY[{first.model_id}]", *(f"ARRAY[{quote_literal(text)}]" for text in first.params)]
+    names = [quote_literal(n["nets"]), quote_literal(run.selection)]
+    schema, suffixed = written(call.db.schema), call.db.suffixed
+    sql = f"SELECT {schema}.load_model_selection_table({', '.join([*names, *lists])});"
+    if more:
+        rows = (f"({one.model_id}, {', '.join(map(quote_literal, one.params))})" for one in more)
+        sql += f" INSERT INTO {call.ref(run.selection)} (model_id, compile_params, fit_params) VALUES {', '.join(rows)}"
+        sql += " ON CONFLICT DO NOTHING;"  # (equal trials are one)
+    call.say(steps, sql, [suffixed(run.selection, end) for end in ENDS_OF_SELECTION], True)
+    names = [quote_literal(name) for name in (n["all"], run.output, run.selection)]
+    sql = f"SELECT {schema}.madlib_keras_fit_multiple_model({', '.join(names)}, {run.iterations}, false, "
+    sql += f"metrics_compute_frequency => {run.iterations});"
+    call.say(steps, sql, [suffixed(run.output, end) for end in ENDS_OF_MODELS], True)
+
+
+def relations(db: Database, name: str) -> list[str]:
+    """The names of all tables that training again may make; `name`: of the packed table of all rows."""
+    tables = [db.suffixed(name, end) for end in ENDS_OF_SELECTION]
+    for number in range(1, MOST_RUNS + 1):
+        tables += [db.suffixed(name, f"_chosen_{number}{end}") for end in ENDS_OF_SELECTION]
+        tables += [db.suffixed(name, f"_refit_{number}{end}") for end in ENDS_OF_MODELS]
+    return tables
