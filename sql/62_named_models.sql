@@ -22,7 +22,8 @@ CREATE FUNCTION @extschema@.mop_ensemble(
     description text DEFAULT NULL,
     trained_on text DEFAULT NULL,
     families text DEFAULT NULL,
-    time_limit interval DEFAULT NULL
+    time_limit interval DEFAULT NULL,
+    metric text DEFAULT NULL
 ) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api.tables import ensembles

@@ -22,7 +22,8 @@ CREATE FUNCTION @extschema@.mop_train(
     folds double precision DEFAULT NULL,
     ensemble double precision DEFAULT 8,
     families text DEFAULT NULL,
-    refit boolean DEFAULT TRUE
+    refit boolean DEFAULT TRUE,
+    metric text DEFAULT NULL
 ) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api.tables import train

@@ -30,6 +30,7 @@ LOSSES: dict[str, tuple[str, ...]] = {
     "MeanAbsolutePercentageError": (),
     "MeanSquaredError": (),
     "MeanSquaredLogarithmicError": (),
+    "Pinball": ("quantile",),  # of pg_mop (training/losses.py)
     "Poisson": (),
     "SparseCategoricalCrossentropy": ("from_logits",),
     "SquaredHinge": (),

@@ -94,27 +94,39 @@ def search(
     threads: int,
     seed: int,
     kept: int,
+    objective: dict[str, Any] | None = None,
 ) -> list[Trial]:
     """The trials, in their order; `text` and `answers` of the best `kept` alone. Raises ImportError without LightGBM.
 
-    `codes`: the elements that are category codes; `classes`: 0 for numbers. The first trial has good defaults. The search ends
+    `codes`: the elements that are category codes; `classes`: 0 for numbers; `objective`: LightGBM's parameters, in place of
+    the usual ones for these. The first trial has good defaults. The search ends
     at `until` (of time.monotonic, which all processes of a machine share), after `most` trials, or when nothing gets better.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # (of parameters that the rows were not read with)
         return _search(
-            _Search(imported(), train, valid, codes, classes, max(1, threads), seed), valid, until, most, kept
+            _Search(imported(), train, valid, codes, classes, max(1, threads), seed, objective or {}),
+            valid,
+            until,
+            most,
+            kept,
         )
 
 
 def refit(
-    rows: Rows, codes: list[int], classes: int, models: Sequence[tuple[dict[str, Any], int]], threads: int, seed: int
+    rows: Rows,
+    codes: list[int],
+    classes: int,
+    models: Sequence[tuple[dict[str, Any], int]],
+    threads: int,
+    seed: int,
+    objective: dict[str, Any],
 ) -> list[str]:
-    """The texts of models with these parameters after so many rounds, trained on `rows`. Raises ImportError without
-    LightGBM."""
+    """The texts of models with these parameters after so many rounds, trained on `rows`; `objective`: as of `search`. Raises
+    ImportError without LightGBM."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        again = _Search(imported(), rows, None, codes, classes, max(1, threads), seed)
+        again = _Search(imported(), rows, None, codes, classes, max(1, threads), seed, objective)
         return [again.text(params, rounds) for params, rounds in models]
 
 
@@ -171,7 +183,15 @@ class _Parameter:
 
 class _Search:
     def __init__(
-        self, lightgbm: Any, train: Rows, valid: Rows | None, codes: list[int], classes: int, threads: int, seed: int
+        self,
+        lightgbm: Any,
+        train: Rows,
+        valid: Rows | None,
+        codes: list[int],
+        classes: int,
+        threads: int,
+        seed: int,
+        own_objective: dict[str, Any],
     ) -> None:
         self._rows, self._classes = len(train.inputs), classes
         self._random = np.random.default_rng(seed)
@@ -189,6 +209,7 @@ class _Search:
             "bagging_freq": 1,
             "feature_pre_filter": False,  # (trials differ in min_data_in_leaf)
             **({"num_class": classes} if classes > 2 else {}),
+            **own_objective,
         }
         self._space = _space(self._rows, bool(codes))
         self._lightgbm = lightgbm

@@ -95,9 +95,23 @@ def _loss(text, functions):
 
         return custom
     name, arguments = keras_calls.read(text)
+    if name == "Pinball":
+        return _pinball(**arguments)
     if name in SPARSE_LOSSES:
         return _of_class_number(keras.losses.sparse_categorical_crossentropy, arguments)
     return getattr(keras.losses, name)(**arguments) if arguments else name
+
+
+def _pinball(quantile=0.5):
+    """The loss whose least mean a quantile has (Koenker and Bassett 1978). Raises ConfigurationError."""
+    if isinstance(quantile, bool) or not isinstance(quantile, (int, float)) or not 0 < quantile < 1:
+        raise ConfigurationError(f"the quantile of Pinball must be between 0 and 1, not {quantile!r}")
+
+    def pinball(y_true, y_pred):
+        missing = keras.ops.cast(y_true, y_pred.dtype) - y_pred
+        return keras.ops.mean(keras.ops.maximum(quantile * missing, (quantile - 1) * missing), axis=-1)
+
+    return pinball
 
 
 def _check_function(name, function, what):

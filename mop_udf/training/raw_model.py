@@ -23,8 +23,9 @@ def build(
     """The model whose inputs are a dictionary of raw columns, each of shape [rows] or of an array.
 
     `inputs`: for each input of `net`, descriptions of the raw values that it is made of (`Column.raw_inputs`); `output`:
-    a layer between the net's output and the target's terms, and the `limits` of numbers; `classes`: the layer takes class
-    numbers. The outputs are {"prediction"} and, for classes, {"probabilities": [rows, classes]}. Raises ConfigurationError.
+    a layer between the net's output and the target's terms, the `limits` of numbers, and the `decision` of classes; `classes`:
+    the layer takes class numbers. The outputs are {"prediction"} and, for classes, {"probabilities": [rows, classes]}. Raises
+    ConfigurationError.
     """
     if keras.backend.backend() != "tensorflow":
         raise ConfigurationError("a model that takes texts can be written by Keras on TensorFlow alone")
@@ -36,7 +37,8 @@ def build(
     if classes:
         if outputs.shape[-1] == 1:  # (of the second of two classes)
             outputs = layers.Concatenate(axis=-1)([1.0 - outputs, outputs])
-        numbers = ops.argmax(outputs, axis=-1)
+        outputs, deciding = _decided(outputs, (output or {}).get("decision"))
+        numbers = ops.argmax(deciding, axis=-1)
         made = {"prediction": _layer(output)(numbers) if output else numbers, "probabilities": outputs}
     else:
         numbers = _layer(output)(outputs) if output else outputs
@@ -44,6 +46,19 @@ def build(
             numbers = ops.clip(numbers, *output["limits"])
         made = {"prediction": ops.reshape(numbers, (-1,))}
     return keras.Model(raw, made, name="raw_model")
+
+
+def _decided(outputs: Any, decision: dict[str, Any] | None) -> tuple[Any, Any]:
+    """(probabilities, the products of which the greatest decides): as pg_mop/columns/decision.py has them."""
+    if decision is None:
+        return outputs, outputs
+    if decision["power"] != 1 or decision["factors"] is not None:
+        powers = ops.power(outputs / ops.max(outputs, axis=-1, keepdims=True), decision["power"])
+        if decision["factors"] is not None:
+            powers = powers * np.array(decision["factors"], "f4")
+        outputs = powers / ops.sum(powers, axis=-1, keepdims=True)
+    weights = decision["weights"]
+    return outputs, outputs if weights is None else outputs * np.array(weights, "f4")
 
 
 def _part(descriptions: list[dict[str, Any]], raw: dict[str, Any]) -> Any:

@@ -324,7 +324,7 @@ class TrainerServer:
                 targets = np.frombuffer(next(given), "<f8")
                 rows.append(boosting.Rows(inputs, targets, np.frombuffer(next(given), "<f8") if is_weighted else None))
             train, valid = rows
-            limits = {name: header[name] for name in ("until", "most", "threads", "seed", "kept")}
+            limits = {name: header[name] for name in ("until", "most", "threads", "seed", "kept", "objective")}
             trials = boosting.search(train, valid, header["codes"], header["classes"], **limits)
             kept = [(number, one.text, one.answers) for number, one in enumerate(trials) if one.answers is not None]
             answer = {"trials": [one.to_json() for one in trials], "kept": [number for number, _, _ in kept]}
@@ -372,8 +372,8 @@ class TrainerServer:
                 inputs = np.frombuffer(next(given), "<f4").reshape(shapes[0])
                 targets = np.frombuffer(next(given), "<f8")
                 weights = np.frombuffer(next(given), "<f8") if is_weighted else None
-                options = header["codes"], classes, header["models"], header["threads"], header["seed"]
-                texts = boosting.refit(boosting.Rows(inputs, targets, weights), *options)
+                options = {name: header[name] for name in ("codes", "classes", "models", "threads", "seed", "objective")}
+                texts = boosting.refit(boosting.Rows(inputs, targets, weights), **options)
                 self.channel.send({}, *(text.encode() for text in texts))
         except Exception as error:
             self._refuse(error)

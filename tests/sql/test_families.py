@@ -87,9 +87,9 @@ def test_boosted_trees_are_members_as_nets_are(fields):
     details = fields.value("SELECT details FROM grown WHERE version = 1")
     found = details["ensemble"]["members"]
     assert sum(m["weight"] for m in found) == pytest.approx(1) and {m["family"] for m in found} <= {"nets", "boosting"}
-    assert details["ensemble"]["loss"] <= min(one["loss"] for one in details["boosting"]["trials"]) * 1.001
+    assert details["ensemble"]["value"] <= min(one["loss"] for one in details["boosting"]["trials"]) * 1.001
     measured = {r["metric"]: r["value"] for r in fields.run("SELECT * FROM mop_evaluate('grown', 'part_valid', 1)")}
-    assert measured["log_loss"] == pytest.approx(details["ensemble"]["loss"], rel=1e-4)
+    assert measured["log_loss"] == pytest.approx(details["ensemble"]["value"], rel=1e-4)
 
 
 def test_the_answer_is_the_weighted_mean_of_the_members(fields):

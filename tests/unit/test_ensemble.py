@@ -5,7 +5,19 @@ import itertools
 import numpy as np
 import pytest
 
-from pg_mop.inference.ensemble import log_loss, select, squared_error
+from pg_mop.inference.ensemble import select
+from pg_mop.inference.metrics import Metric, judge_of_classes, judge_of_numbers
+
+
+def log_loss(weights=None):
+    """Of the probabilities of each row's true class."""
+    return lambda chances: judge_of_classes(Metric("log_loss"), np.zeros(chances.shape[-1], int), 2, weights).loss(
+        chances
+    )
+
+
+def squared_error(truth):
+    return judge_of_numbers(Metric("rmse"), truth).loss
 
 
 def by_hand(answers, loss, steps, most):

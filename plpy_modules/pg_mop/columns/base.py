@@ -292,6 +292,14 @@ class Column(ABC):
         """A model's outputs [rows, units] -> (the class value of each unit, the values in the user's terms)."""
         return self.labels(outputs.shape[1]), outputs
 
+    def restored(self, outputs: numpy.ndarray, limited: bool = True) -> numpy.ndarray:
+        """Outputs of a model of numbers, of any shape, in the user's terms; `limited`: within the limits of predictions."""
+        return outputs
+
+    def predicted(self, probabilities: numpy.ndarray) -> numpy.ndarray:
+        """The number of the class that is predicted for each row of decoded outputs [rows, units]."""
+        return probabilities.argmax(1)
+
     def to_keras(self) -> dict[str, Any] | None:
         """The config of the Keras layer between raw values and the model; None: no layer is needed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import NUMBERS, STRINGS, Kind, column_kind, equality, kind_of
 from pg_mop.columns.base import Column, Request, SourceColumn, WantedOutput
+from pg_mop.columns.decision import Decision
 from pg_mop.columns.features.conversion import TIMES, UTC, WHOLE, as_trained, family
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def class_column(name: str) -> str:
 
 @dataclass
 class OneHot(Column):
-    """Parameters: `classes`, the class values as text, None for NULL.
+    """Parameters: `classes`, the class values as text, None for NULL; of a version, `decision` (columns/decision.py).
 
     A NULL label is a class: the first one. NULLs at the end fill the vectors up to the requested width. Packing compares
     labels with class values in SQL, by their own type: the summary has them as an array of that type.
@@ -244,7 +246,16 @@ class OneHot(Column):
 
         if outputs.shape[1] == 1 and len(self.classes) == 2:  # one unit: the probability of the second class
             outputs = np.concatenate([1 - outputs, outputs], 1)
+        if self._decision is not None:
+            outputs = self._decision.probabilities(outputs)
         return self.labels(outputs.shape[1]), outputs
+
+    @functools.cached_property
+    def _decision(self) -> Decision | None:
+        return Decision.read(self.parameters)
+
+    def predicted(self, probabilities: numpy.ndarray) -> numpy.ndarray:
+        return super().predicted(probabilities if self._decision is None else self._decision.weighted(probabilities))
 
     def to_keras(self) -> dict[str, Any] | None:
         """A layer that turns the number of the most probable unit into its class value."""
@@ -255,7 +266,8 @@ class OneHot(Column):
         config: dict[str, Any] = {"vocabulary": classes, "mask_token": None, "num_oov_indices": 0, "invert": True}
         if classes[0] is None:
             config.update(vocabulary=classes[1:], mask_token=null)
-        return {"class_name": "StringLookup", "config": config}
+        decision = None if self._decision is None else self._decision.to_keras(len(self.classes))
+        return {"class_name": "StringLookup", "config": config, "decision": decision}
 
     # --- reports ---
 

@@ -110,10 +110,11 @@ class TargetNumber(Column):
         return None if least is None or most is None or least < 0 < most else (least, most)
 
     def decode(self, outputs: numpy.ndarray) -> tuple[list[str | None], numpy.ndarray]:
+        return self.labels(outputs.shape[1]), self.restored(outputs)
+
+    def restored(self, outputs: numpy.ndarray, limited: bool = True) -> numpy.ndarray:
         numbers = outputs * self._deviation + self.parameters["mean"]
-        if self._limits is not None:
-            numbers = numbers.clip(*self._limits)
-        return self.labels(outputs.shape[1]), numbers
+        return numbers.clip(*self._limits) if limited and self._limits is not None else numbers
 
     def to_keras(self) -> dict[str, Any]:
         return {

@@ -26,12 +26,11 @@ from pg_mop.plan.nets import calls, functional, layer
 
 STEPS, MOST = 40, 8  # of the selection; members of an ensemble
 TIE = 1e-6  # losses that differ by a smaller share are equal
-LEAST = 1e-7  # of a probability in a logarithm, as in Keras
 NAME = "ensemble"  # of its net
 MIXTURE, MODULE = "Mixture", "pg_mop"  # class and module of the architecture of a net and trees
 MOST_TREE_BYTES = 64 << 20  # of all texts of a version
 IS_MIXTURE = re.compile(r'"module"\s*:\s*"pg_mop"')
-Loss = Callable[["np.ndarray"], "np.ndarray"]  # answers [..., rows] -> their mean loss [...]
+Loss = Callable[["np.ndarray"], "np.ndarray"]  # answers [..., rows] -> their loss [...]
 
 
 # --- which members --------------------------------------------------------------------------------------------------------
@@ -39,13 +38,14 @@ def select(answers: np.ndarray, loss: Loss, steps: int = STEPS, most: int = MOST
     """How often each member is chosen, by greedy selection with replacement (Caruana et al. 2004, "Ensemble selection from
     libraries of models", sections 2 and 2.1).
 
-    `answers` [members, rows]. Each step adds the member with which the mean of all chosen answers has the least loss: of equal
-    ones a member that is in, the one that is in most often. At most `most` different members are chosen. The result is that
-    of the step with the least loss, of equal ones the first: on these rows, never worse than the best member alone. All are
-    0 where no member has a finite loss.
+    `answers` [members, rows] or [members, rows, classes]. Each step adds the member with which the mean of all chosen answers
+    has the least loss: of equal ones a member that is in, the one that is in most often. At most `most` different members are
+    chosen. The result is that of the step with the least loss, of equal ones the first: on these rows, never worse than the
+    best member alone. All are 0 where no member has a finite loss.
 
     >>> truth = np.array([0.0, 1.0, 2.0])
-    >>> select(np.array([truth - 0.2, truth + 0.1, truth + 3]), squared_error(truth), steps=3).tolist()
+    >>> answers = np.array([truth - 0.2, truth + 0.1, truth + 3])
+    >>> select(answers, lambda means: ((means - truth) ** 2).mean(-1), steps=3).tolist()
     [1, 2, 0]
     """
     counts = np.zeros(len(answers), int)
@@ -70,20 +70,6 @@ def select(answers: np.ndarray, loss: Loss, steps: int = STEPS, most: int = MOST
             places = np.flatnonzero(counts)
             pool = answers[places]
     return chosen
-
-
-def log_loss(weights: np.ndarray | None = None) -> Loss:
-    """The cross-entropy of classes. The answers are the probabilities of each row's true class; `weights`: of the rows."""
-    return lambda chances: _mean(-np.log(np.maximum(chances, LEAST)), weights)
-
-
-def squared_error(truth: np.ndarray, weights: np.ndarray | None = None) -> Loss:
-    """The mean squared error of numbers against the `truth` [rows]; `weights`: of the rows."""
-    return lambda answers: _mean((answers - truth) ** 2, weights)
-
-
-def _mean(losses: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-    return losses.mean(-1) if weights is None else losses @ weights / weights.sum()
 
 
 # --- one net --------------------------------------------------------------------------------------------------------------

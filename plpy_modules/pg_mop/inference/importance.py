@@ -37,9 +37,11 @@ def importance(
     return sorted(losses, key=lambda loss: -loss[1])
 
 
-def main_score(truth: np.ndarray, outputs: np.ndarray, regression: bool) -> float:
-    """R2 of numbers, else accuracy; `truth`: numbers, or class numbers."""
-    return scores.regression(truth, outputs[:, 0])["r2"] if regression else float((outputs.argmax(1) == truth).mean())
+def main_score(truth: np.ndarray, outputs: np.ndarray, regression: bool, predicted: np.ndarray | None = None) -> float:
+    """R2 of numbers, else accuracy; `truth`: numbers, or class numbers; `predicted`: these; None: the most probable ones."""
+    if regression:
+        return scores.regression(truth, outputs[:, 0])["r2"]
+    return float(((outputs.argmax(1) if predicted is None else predicted) == truth).mean())
 
 
 def _elements(

@@ -480,11 +480,11 @@ def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
     """The answers of the outputs of many rows."""
     if model.regression:
         return [(_number_text(v) if math.isfinite(v) else None, None, None) for v in outputs[:, 0].tolist()]
-    (labels, template), best = model.answer_form(outputs.shape[1]), outputs.argmax(1)
-    highest, finite = outputs.max(1), np.isfinite(outputs.sum(1)).tolist()
+    (labels, template), best = model.answer_form(outputs.shape[1]), model.output.predicted(outputs)
+    finite = np.isfinite(outputs.sum(1)).tolist()
     return [
-        (labels[place], probability, template % tuple(row)) if is_finite else (None, None, None)
-        for row, place, probability, is_finite in zip(outputs.tolist(), best.tolist(), highest.tolist(), finite)
+        (labels[place], row[place], template % tuple(row)) if is_finite else (None, None, None)
+        for row, place, is_finite in zip(outputs.tolist(), best.tolist(), finite)
     ]
 
 
@@ -502,7 +502,7 @@ def answer_arrays(model: NamedModel, outputs: np.ndarray) -> list[str | None]:
     step = max(1, MOST_TEXTS // width)
     for start in range(0, len(outputs), step):
         part, is_finite = outputs[start : start + step], finite[start : start + step]
-        best, numbers = part.argmax(1), list(map(repr, part.ravel().tolist()))
+        best, numbers = model.output.predicted(part), list(map(repr, part.ravel().tolist()))
         highest = (best + np.arange(len(part)) * width).tolist()
         if is_finite.all():
             predictions += [labels[place] for place in best.tolist()]

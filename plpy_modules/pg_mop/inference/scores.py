@@ -6,19 +6,24 @@ import math
 from collections.abc import Callable, Sequence
 
 from pg_mop.backend.arrays import np
+from pg_mop.inference.metrics import Metric, Ranking, numbers_loss
 
 LEAST = 1e-15  # of a probability in a logarithm
 
 
-def classification(truth: np.ndarray, probabilities: np.ndarray, unknown: int = 0) -> dict[str, float]:
+def classification(
+    truth: np.ndarray, probabilities: np.ndarray, unknown: int = 0, predicted: np.ndarray | None = None
+) -> dict[str, float]:
     """Measures of class probabilities [rows, classes] against class numbers; macro averages for several classes: over those
     that occur in the truth or in the predictions (of recall alone, as balanced_accuracy: in the truth).
 
-    auc: of the second class for two classes, else one against the rest, averaged over the classes that occur. The last
-    `unknown` classes are those that the model does not know: two others are still two classes.
+    auc, average_precision: of the second class for two classes, else one against the rest, averaged over the classes that
+    occur. The last `unknown` classes are those that the model does not know: two others are still two classes. `predicted`:
+    class numbers; None: of the most probable classes.
     """
     classes = probabilities.shape[1]
-    predicted = probabilities.argmax(1)
+    if predicted is None:
+        predicted = probabilities.argmax(1)
     measures = {
         "accuracy": float((predicted == truth).mean()),
         "log_loss": float(-np.log(np.clip(probabilities[np.arange(len(truth)), truth], LEAST, 1)).mean()),
@@ -30,14 +35,17 @@ def classification(truth: np.ndarray, probabilities: np.ndarray, unknown: int = 
         second = report[1]
         measures.update({name: second[name] for name in ("precision", "recall", "f1")})
         measures["brier"] = float(((probabilities[:, 1] - (truth == 1)) ** 2).mean())
-        areas = [auc(truth == 1, probabilities[:, 1])]
+        curves = [(truth == 1, probabilities[:, 1])]
     else:
         measures.update({name: float(np.mean([row[name] for row in rows])) for name in ("precision", "recall", "f1")})
-        areas = [auc(truth == k, probabilities[:, k]) for k in range(classes)]
+        squares = (probabilities**2).sum(1) - 2 * probabilities[np.arange(len(truth)), truth] + 1
+        measures["brier"] = float(squares.mean())
+        curves = [(truth == k, probabilities[:, k]) for k in range(classes)]
     measures["balanced_accuracy"] = float(np.mean([row["recall"] for row in report if row["support"]]))
-    defined_areas = [area for area in areas if not math.isnan(area)]
-    if defined_areas:
-        measures["auc"] = float(np.mean(defined_areas))
+    for name, area in (("auc", auc), ("average_precision", average_precision)):
+        areas = [area(*curve) for curve in curves]
+        if defined_areas := [own for own in areas if not math.isnan(own)]:
+            measures[name] = float(np.mean(defined_areas))
     return measures
 
 
@@ -46,8 +54,9 @@ def most_frequent(truth: np.ndarray) -> float:
     return float(np.bincount(truth).max() / len(truth))
 
 
-def regression(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Measures of predicted numbers."""
+def regression(truth: np.ndarray, predicted: np.ndarray, share: float | None = None) -> dict[str, float]:
+    """Measures of predicted numbers; with `share`, the pinball loss of that quantile, too. No rmsle where a number of the
+    truth is negative."""
     errors = predicted - truth
     spread = float(((truth - truth.mean()) ** 2).sum())
     return {
@@ -59,7 +68,13 @@ def regression(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
         "max_error": float(np.abs(errors).max()),
         "mape": float((np.abs(errors) / np.maximum(np.abs(truth), np.finfo("f8").eps)).mean()),
         "explained_variance": 1 - float(errors.var() / truth.var()) if spread else float("nan"),
+        **({"rmsle": _of(Metric("rmsle"), truth, predicted)} if truth.min() >= 0 else {}),
+        **({} if share is None else {f"quantile:{share:g}": _of(Metric("", share), truth, predicted)}),
     }
+
+
+def _of(metric: Metric, truth: np.ndarray, predicted: np.ndarray) -> float:
+    return float(numbers_loss(metric, truth, predicted))
 
 
 def regression_report(truth: np.ndarray, predicted: np.ndarray, bands: int = 10) -> list[dict[str, float]]:
@@ -114,6 +129,13 @@ def auc(positive: np.ndarray, scores: np.ndarray) -> float:
     values, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2
     return float((ranks[places][positive].sum() - count * (count + 1) / 2) / (count * others))
+
+
+def average_precision(positive: np.ndarray, scores: np.ndarray) -> float:
+    """The mean precision over the rows of the class, each at its score; NaN where one class is absent."""
+    if positive.all() or not positive.any():
+        return float("nan")
+    return float(Ranking(scores, positive).value("average_precision"))
 
 
 def roc_curve(positive: np.ndarray, scores: np.ndarray) -> list[tuple[float, float, float]]:

@@ -31,7 +31,9 @@ HEADER = re.compile(
 TREE = re.compile(r"Tree=(\d{1,7})\n((?:[a-z_]+=[^\n]*\n)+)\n*")
 END = "end of trees\n"
 WHOLE, NUMBERS = re.compile(r"[-0-9 ]*"), re.compile(r"(?:[-+.e0-9 ]|inf)*")
-OBJECTIVE = re.compile(r"(regression)|binary sigmoid:(\d+(?:\.\d+)?)|multiclass num_class:(\d{1,6})")
+OBJECTIVE = re.compile(
+    r"(regression|regression_l1|quantile)|binary sigmoid:(\d+(?:\.\d+)?)|multiclass num_class:(\d{1,6})"
+)
 CATEGORICAL, DEFAULT_LEFT = 1, 2  # bits of a decision type
 ZERO_MISSING, NAN_MISSING = 1, 2  # the bits above: which value is a missing one; 0: none, NaN is 0
 ALMOST_ZERO = 1e-35  # as LightGBM has it

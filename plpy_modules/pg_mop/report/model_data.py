@@ -7,7 +7,7 @@ A section is a dictionary of JSON values: `name`, `title`, and any of `note` (a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pg_mop.backend.arrays import np
@@ -25,10 +25,21 @@ MOST_ROWS = 1000  # of a table
 MOST_MEASURES = 8  # columns of the table of versions
 OWN = "pg_mop"  # the model's name among its contenders (api/tables/train.py)
 MAIN = ("accuracy", "auc", "log_loss", "r2", "rmse", "mae")
-UNCERTAIN = ("accuracy", "balanced_accuracy", "precision", "recall", "f1", "auc", "log_loss", "brier")
-UNCERTAIN_NUMBERS = ("r2", "rmse", "mae", "median_error", "bias", "explained_variance")
+UNCERTAIN = (
+    "accuracy",
+    "balanced_accuracy",
+    "precision",
+    "recall",
+    "f1",
+    "auc",
+    "average_precision",
+    "log_loss",
+    "brier",
+)
+UNCERTAIN_NUMBERS = ("r2", "rmse", "mae", "rmsle", "median_error", "bias", "explained_variance")
 
 Section = dict[str, Any]
+Decide = Callable[["np.ndarray"], "np.ndarray"]  # outputs [rows, classes] -> the numbers of the predicted classes
 
 
 def table(columns: Mapping[str, bool], rows: Iterable[Sequence[Any]], caption: str) -> dict[str, Any]:
@@ -156,8 +167,9 @@ def _contenders(details: Mapping[str, Any]) -> list[Section]:
     """The baselines that mop_train has measured beside the version."""
     contenders = {str(name)[:60]: _numbers(measures) for name, measures in _mapping(details.get("contenders")).items()}
     contenders = dict(sorted(contenders.items(), key=lambda item: item[0] != OWN)[:MOST_BARS])
+    asked = str(_mapping(details.get("ensemble")).get("metric"))
     main = next(
-        (name for name in ("accuracy", "r2") if any(name in measures for measures in contenders.values())), None
+        (name for name in (asked, "accuracy", "r2") if any(name in measures for measures in contenders.values())), None
     )
     if main is None or len(contenders) < 2:
         return []
@@ -218,15 +230,16 @@ def measured_sections(
     importance: Sequence[tuple[str, float, float]],
     drift: Sequence[tuple[str, float, float, float, str]],
     source: str,
+    decide: Decide = lambda outputs: outputs.argmax(1),
 ) -> list[Section]:
     """Sections about predictions for rows with a known target.
 
     `truth`, `outputs`, `labels` as in api/tables/reports.py; without labels the model predicts numbers. `importance`, `drift`:
-    as the functions of the same names return them. `source`: how the rows are called.
+    as the functions of the same names return them. `source`: how the rows are called; `decide`: as the model does.
     """
-    sections = [_measures(truth, outputs, labels, source)]
+    sections = [_measures(truth, outputs, labels, source, decide)]
     if labels:
-        counts = scores.confusion(truth, outputs.argmax(1), len(labels))
+        counts = scores.confusion(truth, decide(outputs), len(labels))
         order = np.argsort(-counts.sum(1), kind="stable").tolist()
         sections += [make(counts, labels, order) for make in (_matrix, _classes)]
         sections += [make(truth, outputs, labels, order) for make in (_roc, _calibration)]
@@ -235,11 +248,11 @@ def measured_sections(
     return [*sections, _importance(importance, bool(labels)), *([_drift(drift)] if drift else [])]
 
 
-def _measures(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], source: str) -> Section:
+def _measures(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], source: str, decide: Decide) -> Section:
     names = UNCERTAIN if labels else UNCERTAIN_NUMBERS
 
     def measures(t: np.ndarray, o: np.ndarray) -> dict[str, float]:
-        return scores.classification(t, o) if labels else scores.regression(t, o[:, 0])
+        return scores.classification(t, o, predicted=decide(o)) if labels else scores.regression(t, o[:, 0])
 
     values = measures(truth, outputs)
     intervals, has_bootstrap = {}, len(labels) <= MOST_DRAWN
@@ -252,7 +265,7 @@ def _measures(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], sou
     if labels:
         intervals["accuracy"] = scores.interval(values["accuracy"], len(truth))
     if len(labels) == 2:
-        for name, positive in (("precision", outputs.argmax(1) == 1), ("recall", truth == 1)):
+        for name, positive in (("precision", decide(outputs) == 1), ("recall", truth == 1)):
             intervals[name] = scores.interval(values[name], int(positive.sum()))
     ways = ["Wilson's for shares of rows"] * bool(labels) + ["the bootstrap for the others"] * has_bootstrap
     rows = [[name, value, *intervals.get(name, (None, None))] for name, value in values.items()]

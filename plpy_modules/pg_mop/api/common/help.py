@@ -337,7 +337,7 @@ SELECT {schema}.mop_search('packed', 'found', 'nets', $$ {{'loss': ['categorical
     'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.003, 0.03, 'log']}}], 'batch_size': [16]}} $$,
     procedure_params => 'iterations=3', validation_table => 'checked', max_trials => 4);
 SELECT {schema}.mop_ensemble('found', 'checked', 'churn');
-SELECT version, details->'ensemble'->'loss' AS loss FROM churn;
+SELECT version, details->'ensemble'->'value' AS log_loss FROM churn;
 """,
         "table",
     ),
@@ -610,7 +610,10 @@ ARGUMENTS = {
     "model": "a named model; mop_import_model: the bytes of a .keras file; madlib_keras_fit: the table to create, with "
     "<name>_summary",
     "model_arch": "JSON of Keras 2 or 3",
+    "mop_ensemble.metric": "the measure in which the mean is best, as of mop_train",
     "mop_ensemble.time_limit": "of training boosted trees; NULL: 10 s",
+    "mop_train.metric": "what judges: log_loss, auc, average_precision, accuracy, f1, balanced_accuracy or brier; of numbers "
+    "rmse, mae, rmsle or quantile:0.9; NULL: log_loss or rmse",
     "mop_train.name": "of the model to create",
     "mop_train.target": "the column to predict",
     "mop_train.id": "columns that tell the rows apart; not trained on",

@@ -35,7 +35,7 @@ def mop_baselines(
 ) -> list[tuple[str, str, float]]:
     """Baselines trained on the rows of `train` and measured on those of `test`: [(contender, metric, value)]."""
     named = NamedModel.find(db, model, version)
-    contender_here = Contender("pg_mop", reports.measure(db, session, named, test).measures(named.regression))
+    contender_here = Contender("pg_mop", reports.measure(db, session, named, test).measures())
     return [
         (contender.name, metric, value)
         for contender in [contender_here, *contenders(db, session, named, train, test)]
@@ -44,11 +44,17 @@ def mop_baselines(
 
 
 def contenders(
-    db: Database, session: Any, model: NamedModel, train: str | None, test: str | None, seconds: float = SECONDS
+    db: Database,
+    session: Any,
+    model: NamedModel,
+    train: str | None,
+    test: str | None,
+    seconds: float = SECONDS,
+    share: float | None = None,
 ) -> list[Contender]:
     """The baselines: the majority or the mean, and scikit-learn's models where the trainers have scikit-learn.
 
-    `seconds`: that these may train, on the cores that nobody uses at this moment.
+    `seconds`: that these may train, on the cores that nobody uses at this moment; `share`: of a quantile that is measured.
     """
     x, y = _read(db, model, train)
     x_test, y_test = _read(db, model, test)
@@ -57,7 +63,7 @@ def contenders(
     if not len(y) or not len(y_test):
         raise MopError("a baseline needs rows with a known target, to train on and to measure")
     if model.regression:
-        models = [Contender("mean", scores.regression(y_test, np.full(len(y_test), y.mean())))]
+        models = [Contender("mean", scores.regression(y_test, np.full(len(y_test), y.mean()), share))]
     else:
         classes = len(model.labels(model.widths[0]))
         unknown = int((y_test < 0).any())
@@ -81,7 +87,7 @@ def contenders(
     for name, columns, payload in zip(header["names"], header["classes"], payloads):
         predicted = np.frombuffer(payload, "<f8").reshape(len(x_test), -1)
         if model.regression:
-            models.append(Contender(name, scores.regression(y_test, predicted[:, 0])))
+            models.append(Contender(name, scores.regression(y_test, predicted[:, 0], share)))
         else:
             probabilities = np.zeros((len(x_test), classes))
             probabilities[:, columns] = predicted

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from mop_udf.aggregate import Session
@@ -61,11 +62,13 @@ def check_installed(family: str = BOOSTING) -> None:
 
 @dataclass
 class Target:
-    """Rows of a packed table with their target. `truth`: [rows, width], one-hot or numbers; `weights`: of the rows, or None."""
+    """Rows of a packed table with their target. `truth`: [rows, width], one-hot or numbers; `weights`: of the rows, or None;
+    `own_weights`: without those that balance the classes."""
 
     inputs: list[np.ndarray]
     truth: np.ndarray
     weights: np.ndarray | None
+    own_weights: np.ndarray | None
 
     def joined(self, other: Target, is_balanced: bool) -> Target:
         """These rows and others. `is_balanced`: the weights of each of the two balance its classes."""
@@ -73,7 +76,9 @@ class Target:
         scales = [own.mean() or 1.0 if is_balanced else 1.0 for own in parts]
         weights = np.concatenate([own / scale for own, scale in zip(parts, scales)]) if len(parts) == 2 else None
         inputs = [np.concatenate(arrays) for arrays in zip(self.inputs, other.inputs, strict=True)]
-        return Target(inputs, np.concatenate([self.truth, other.truth]), weights)
+        own_parts = [own.own_weights for own in (self, other) if own.own_weights is not None]
+        own_weights = np.concatenate(own_parts) if len(own_parts) == 2 else None
+        return Target(inputs, np.concatenate([self.truth, other.truth]), weights, own_weights)
 
     def targets(self, is_classes: bool) -> list[np.ndarray]:
         """The targets and the weights, if any, as arrays of a request. The mean weight is 1: LightGBM regards weights as parts
@@ -116,12 +121,12 @@ def target_of(packed: PackedTable, arrays: list[np.ndarray], is_balanced: bool) 
     """The rows of a packed table with one target; `is_balanced`: all classes count alike."""
     inputs, truth = arrays[: len(packed.inputs)], arrays[len(packed.inputs)]
     truth = truth.reshape(len(truth), -1)
-    weights = arrays[-1].reshape(-1).astype("f8") if packed.weighted else None
+    weights = own_weights = arrays[-1].reshape(-1).astype("f8") if packed.weighted else None
     if is_balanced:  # as nets are trained
         codes = truth.argmax(1)
         own = 1 / np.bincount(codes)[codes]
         weights = own if weights is None else own * weights
-    return Target(inputs, truth, weights)
+    return Target(inputs, truth, weights, own_weights)
 
 
 def train(
@@ -132,8 +137,10 @@ def train(
     is_balanced: bool,
     seconds: float,
     most_trials: float | None = None,
+    objective: Mapping[str, Any] = MappingProxyType({}),
 ) -> Boosted:
-    """Search boosted trees on a packed table for so many seconds; `valid`: the rows that judge. Raises MopError."""
+    """Search boosted trees on a packed table for so many seconds; `valid`: the rows that judge; `objective`: LightGBM's
+    parameters, where it is not the usual one. Raises MopError."""
     began = time.monotonic()
     check_installed()
     threads = max(1, settings.cores() - settings.runnable_threads())
@@ -168,6 +175,7 @@ def train(
                 "threads": threads,
                 "seed": 1 if seed is None else seed,
                 "kept": KEPT,
+                "objective": dict(objective),
             },
             *(array.reshape(-1).view(np.uint8) for arrays in given for array in arrays),
         )
@@ -185,9 +193,15 @@ def train(
 
 
 def refit(
-    db: Database, session: Session, transform: Transform, rows: Target, models: Sequence[tuple[dict[str, Any], int]]
+    db: Database,
+    session: Session,
+    transform: Transform,
+    rows: Target,
+    models: Sequence[tuple[dict[str, Any], int]],
+    objective: Mapping[str, Any],
 ) -> list[bytes]:
-    """LightGBM's texts of trees with these parameters and rounds, trained on `rows`. Raises MopError."""
+    """LightGBM's texts of trees with these parameters and rounds, trained on `rows`; `objective`: as of `train`. Raises
+    MopError."""
     encoder = TreeInputs(transform.inputs)
     (target,) = transform.outputs
     classes = len(target.classes) if isinstance(target, OneHot) else 0
@@ -200,6 +214,7 @@ def refit(
         "codes": encoder.codes,
         "classes": classes,
         "models": [list(model) for model in models],
+        "objective": dict(objective),
         "threads": max(1, settings.cores() - settings.runnable_threads()),
         "seed": 1 if seed is None else seed,
     }

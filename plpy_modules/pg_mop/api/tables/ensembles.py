@@ -2,7 +2,8 @@
 named model has them all.
 
 Each candidate's net answers once, in this process by NumPy where it can, else in the session's trainer; trees have answered
-where they were trained (boosting.py). The selection (inference/ensemble.py) needs these answers alone.
+where they were trained (boosting.py). The selection (inference/ensemble.py) needs these answers alone, and so does the
+version's decision (inference/calibration.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mop_udf.aggregate import Session
@@ -22,21 +23,32 @@ from mop_udf.params import params
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
 from pg_mop.api.tables import boosting, linear
-from pg_mop.api.tables.named_models import Version, add_version, check_writable, version_of
+from pg_mop.api.tables.named_models import Version, add_version, check_writable, version_of, with_shapes
 from pg_mop.backend import weights
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import quote_literal
-from pg_mop.columns import Transform
-from pg_mop.inference import ensemble, forward
+from pg_mop.columns import Column, OneHot, Transform, decision
+from pg_mop.columns.decision import Decision
+from pg_mop.inference import calibration, ensemble, forward
+from pg_mop.inference.metrics import (
+    MOST_RANKED,
+    OF_RANKS,
+    OF_THE_SHARES,
+    WITH_THRESHOLD,
+    Judge,
+    Metric,
+    judge_of_classes,
+    judge_of_numbers,
+)
 from pg_mop.inference.named_model import table_of
 from pg_mop.packing import packed_rows
 from pg_mop.packing.packed_table import PackedTable
 
 CANDIDATES = 32  # models of the least validation loss, among which an ensemble chooses
-MOST_ROWS = 20_000  # that choose
-MOST_BYTES = 256 << 20  # of these rows, and of the weights of an ensemble
+MOST_ROWS, LEAST_ROWS = 20_000, 500  # that choose
+MOST_BYTES = 256 << 20  # of these rows, of all candidates' answers, and of the weights of an ensemble
 CHUNK_ROWS = 10_000  # that a model answers for at a time
 FOR_LINEAR, LEAST_SECONDS = (
     0.15,
@@ -88,15 +100,17 @@ class Member:
 
 @dataclass
 class Ensemble:
-    """The members, largest weight first. `loss`: of their mean on `rows` rows; `alone`: of the best of `candidates` alone;
-    `transform`: of the training rows, where trees are members."""
+    """The members, largest weight first. `value`: of the `metric`, of their mean on `rows` rows; `alone`: of the best of
+    `candidates` alone; `transform`: of the training rows, where trees are members; `decision`: on the mean's answers."""
 
     members: list[Member]
-    loss: float
+    metric: Metric
+    value: float
     alone: float
     candidates: int
     rows: int
     transform: Transform
+    decision: Decision | None
 
     @property
     def nets(self) -> list[Member]:
@@ -112,16 +126,24 @@ class Ensemble:
         members = [member.to_json() for member in self.members]
         return {
             "members": members,
-            "loss": self.loss,
+            "metric": self.metric.name,
+            "value": self.value,
             "best_alone": self.alone,
             "candidates": self.candidates,
             "rows": self.rows,
+            **({} if self.decision is None else {"decision": self.decision.to_json()}),
         }
 
     def version(self, **more: Any) -> Version:
         """The version that has all members; `more`: its other values. One net is the version itself."""
         nets, trees = self.nets, self.trees
         models = [member.model for member in nets if member.model is not None]
+        if self.decision is not None:
+            made = {decision.KEY: self.decision.to_json()}
+            fitted = with_shapes(models[0]) if models else self.transform
+            (target,) = fitted.outputs
+            fitted = replace(fitted, outputs=[target.with_parameters(target.name, **made)])
+            more = {"transform": fitted.to_json(), **more}
         if len(self.members) == 1 and models:
             return version_of(models[0], **more)
         share, net = sum(member.weight for member in nets), None
@@ -154,11 +176,14 @@ def mop_ensemble(
     trained_on: str | None,
     families: str | None,
     time_limit: str | None,
+    metric: str | None,
 ) -> int:
     """Make the best mean of models of a table a version of the named model `name`; returns the version.
 
-    `trained_on`: a packed table, on whose rows models of other `families` are trained for `time_limit`: candidates, too.
+    `trained_on`: a packed table, on whose rows models of other `families` are trained for `time_limit`: candidates, too;
+    `metric`: in which the mean is best.
     """
+    Metric.read(metric)
     db.check_engine("mop_ensemble")
     most, seconds = members_of_call("members", members), boosting.seconds_of(db, time_limit)
     if name is None or db.find_table(name) is None:
@@ -167,14 +192,16 @@ def mop_ensemble(
         check_writable(db, table_of(db, name))
     has_nets = model_table is not None or trained_on is None
     candidates = candidates_of(db, model_table, most) if has_nets else []
-    rows = Rows(db, validation_table, bool(candidates) and all(_is_balanced(info) for info in candidates))
+    is_balanced = bool(candidates) and all(_is_balanced(info) for info in candidates)
+    rows = Rows(db, validation_table, is_balanced, metric)
     others = Others()
     if trained_on is not None:
         own = boosting.families_of(families)
         others.train(db, session, trained_on, rows, own, seconds, families is not None or not has_nets)
     found = choose(db, session, model_table, candidates, rows, most, others)
     call = ", ".join(map(quote_literal, (model_table, validation_table, name)))
-    more = {"trained_on": trained_on, "families": families, "time_limit": trained_on and f"{seconds:g} s"}
+    limit = trained_on and f"{seconds:g} s"
+    more = {"trained_on": trained_on, "families": families, "time_limit": limit, "metric": metric}
     arguments = "".join(f", {key} => {quote_literal(value)}" for key, value in more.items() if value is not None)
     statement = f"SELECT {db.extension}.mop_ensemble({call}, members => {most}{arguments});"
     details = {"ensemble": found.to_json(), **others.to_json()}
@@ -228,7 +255,9 @@ class Others:
             self.straight = linear.train(db, session, packed_text, rows.target, rows.is_balanced, share * seconds)
         if boosting.BOOSTING in possible:
             left = max(LEAST_SECONDS, until - time.monotonic())
-            self.boosted = boosting.train(db, session, packed_text, rows.target, rows.is_balanced, left, most_trials)
+            self.boosted = boosting.train(
+                db, session, packed_text, rows.target, rows.is_balanced, left, most_trials, rows.metric.objective
+            )
 
 
 def obstacles(transform: Transform, families: Collection[str]) -> dict[str, str | None]:
@@ -271,7 +300,7 @@ def choose(
         tried.append(
             Member(number, len(text), {name: trial[name] for name in ("params", "rounds", "seconds")}, text=text)
         )
-        answers.append(rows.of(outputs))
+        answers.append(rows.kept(outputs))
     with _computers(db, session) as computer_of:
         for info in candidates:
             if tried and time.monotonic() > ends:
@@ -282,7 +311,9 @@ def choose(
             if model.objects or model.weights is None:  # code, or weights in parts
                 continue
             found, size = rows.answers(db, model, computer_of(model)), len(model.weights)
-            own, model.weights = (*model.input_shapes, rows.width), None
+            own, model.weights = (*model.input_shapes, rows.units), None
+            if not np.isfinite(found).all():
+                continue
             if shape in (None, own):  # (not one unit for two classes among models of two units)
                 shape = own
                 answers.append(found)
@@ -292,23 +323,29 @@ def choose(
         if shape is None or shape[-1] == outputs.shape[1]:  # (all nets of an ensemble have as many units)
             params = straight.trials[number - 1]["params"]  # type: ignore[union-attr]
             tried.append(Member(number, len(own_weights), {"params": params}, None, own_weights, net))
-            answers.append(rows.of(outputs))
+            answers.append(rows.kept(outputs))
     if not tried:
         raise MopError(
             f'"{model_table}" has no models for an ensemble',
-            detail=f"A member has weights of at most {MOST_BYTES // most >> 20} MB, layers of Keras and one output.",
+            detail=f"A member has weights of at most {MOST_BYTES // most >> 20} MB, layers of Keras, one output, and answers "
+            f'that are finite for the rows of "{rows.text}".',
         )
     together = np.array(answers)
-    counts = ensemble.select(together, rows.loss, most=most)
+    counts = rows.select(together, most)
     if not counts.any():
-        raise MopError(f'no model of "{model_table}" has a finite loss on the rows of "{rows.text}"')
+        raise MopError(
+            f'the rows of "{rows.text}" have no {rows.metric.name}: they lack a class',
+            hint="Choose by another metric, or give more rows.",
+        )
     for member, count in zip(tried, counts.tolist()):
         member.weight = count / int(counts.sum())
-    mean = np.tensordot(counts / counts.sum(), np.where(counts[:, None], together, 0), 1)
+    mean = np.tensordot(counts / counts.sum(), together.astype("f8"), 1)
     members = sorted((m for m in tried if m.weight), key=lambda m: (-m.weight, m.family, m.key))
-    alone = float(np.nanmin(rows.loss(together)))
+    value, alone = rows.values(mean, together)
     transform = next((own.transform for own in (boosted, straight) if own is not None), rows.transform)
-    return Ensemble(members, float(rows.loss(mean)), alone, len(tried), rows.count, transform)
+    trained_on = with_shapes(members[0].model) if members[0].model is not None else transform
+    decided = rows.decide(mean, trained_on)
+    return Ensemble(members, rows.metric, value, alone, len(tried), rows.count, transform, decided)
 
 
 @dataclass(frozen=True)
@@ -397,28 +434,78 @@ def _computers(db: Database, session: Session) -> Iterator[Callable[[StoredModel
 
 
 class Rows:
-    """Validation rows. `target`: their inputs, truth and weights; `loss`: of `answers`; `width`: of the output that answered
+    """Validation rows. `target`: their inputs, truth and weights; `metric`: that judges; `units`: of the output that answered
     last; `transform`: of the rows; `text`: the packed table, as the caller calls it."""
 
-    def __init__(self, db: Database, text: str | None, is_balanced: bool) -> None:
-        """Read them; `is_balanced`: all classes count alike. Raises MopError where there are several targets."""
+    def __init__(self, db: Database, text: str | None, is_balanced: bool, metric: str | None = None) -> None:
+        """Read them; `is_balanced`: training lets all classes count alike. Raises MopError where there are several targets, or
+        where the metric does not suit them."""
         packed = PackedTable(db, text, "validation table")
         self.text, self.transform, self._schema = packed.text, packed.transform, db.extension
         if len(packed.outputs) != 1:
             raise MopError(f'"{packed.text}" has {len(packed.outputs)} targets: a named model has one')
         (target,) = packed.transform.outputs
+        self.metric = Metric.of_call(metric, target.is_numbers, target.name)
         self.is_balanced, self._is_classes = is_balanced and not target.is_numbers, not target.is_numbers
-        arrays = packed_rows.read(db, packed, MOST_ROWS, MOST_BYTES)
+        most = max(LEAST_ROWS, MOST_BYTES // (4 * math.prod(target.shape) * (CANDIDATES + boosting.KEPT)))
+        self._is_log_loss = self.metric.name == "log_loss"  # it needs the probability of one class of a row alone
+        arrays = packed_rows.read(db, packed, MOST_ROWS if self._is_log_loss else min(MOST_ROWS, most), MOST_BYTES)
         self.target = boosting.target_of(packed, arrays, self.is_balanced)
         self.inputs, self._truth, self.count = self.target.inputs, self.target.truth, len(self.target.truth)
-        row_weights = self.target.weights
+        self._own_weights = self.target.own_weights
+        self._codes = self._truth.argmax(1)
+        self._keeps_all = not self._is_log_loss or self.count <= most
+        is_ranked = self.metric.name in OF_RANKS or self._truth.shape[1] == 2 and self.metric.name in WITH_THRESHOLD
+        classes = self._truth.shape[1] if self._truth.shape[1] > 2 else 1
+        self._step = max(1, math.ceil(self.count * classes / MOST_RANKED)) if is_ranked else 1
+        self._judge = self._judge_of(target, slice(None))
+
+    def _judge_of(self, target: Column, part: slice) -> Judge:
+        """A judge of answers for a part of the rows."""
+        weights = self.target.weights
+        if self.is_balanced and self.metric.name in OF_THE_SHARES:
+            weights = self._own_weights
+        weights = None if weights is None else weights[part]
         if self._is_classes:
-            self._codes = self._truth.argmax(1)
-            self.loss = ensemble.log_loss(row_weights)
-        else:
-            if row_weights is not None:
-                row_weights = np.repeat(row_weights, self._truth.shape[1])
-            self.loss = ensemble.squared_error(self._truth.reshape(-1).astype("f8"), row_weights)
+            return judge_of_classes(self.metric, self._codes[part], self._truth.shape[1], weights)
+        if weights is not None:
+            weights = np.repeat(weights, self._truth.shape[1])
+        truth = target.restored(self._truth[part].reshape(-1).astype("f8"), False)
+        return judge_of_numbers(self.metric, truth, weights, target.restored)
+
+    def kept(self, outputs: np.ndarray) -> np.ndarray:
+        """What is kept of a model's outputs [rows, width]: all, or what the metric needs."""
+        if not self._is_classes:
+            return outputs.reshape(-1)
+        return outputs.astype("f4") if self._keeps_all else self._judge.taken(outputs)
+
+    def select(self, answers: np.ndarray, most: int) -> np.ndarray:
+        """How often each model is chosen; `answers`: what is kept of each, [models, ...]."""
+        part = slice(None, None, self._step)
+        (target,) = self.transform.outputs
+        judge = self._judge_of(target, part)
+        return ensemble.select(self._taken(answers[:, part], judge), judge.selecting, most=most)
+
+    def _taken(self, answers: np.ndarray, judge: Judge) -> np.ndarray:
+        return judge.taken(answers) if self._is_classes and self._keeps_all else answers
+
+    def values(self, mean: np.ndarray, answers: np.ndarray) -> tuple[float, float]:
+        """The metric of a mean, and that of the best model alone."""
+        own, others = (self._judge.loss(self._taken(kept, self._judge)) for kept in (mean, answers))
+        return self.metric.of_loss(float(own)), self.metric.of_loss(float(np.nanmin(others)))
+
+    def decide(self, mean: np.ndarray, trained_on: Transform) -> Decision | None:
+        """The decision on a mean's probabilities; `trained_on`: the transform of the training rows."""
+        (target,) = trained_on.outputs
+        if not isinstance(target, OneHot):
+            return None
+        factors = None
+        if self.is_balanced:  # (MADlib's transforms have no counts)
+            counts = target.parameters.get("counts") or np.bincount(self._codes, minlength=self._truth.shape[1])
+            factors = np.array(counts, "f8") / np.mean(counts)
+        if not self._keeps_all:
+            return calibration.decide(self.metric, np.zeros((0, 0)), self._codes[:0], None, factors)
+        return calibration.decide(self.metric, mean, self._codes, self._own_weights, factors)
 
     def check_suits(self, model: StoredModel) -> None:
         """Raises MopError where a model takes rows that are packed otherwise."""
@@ -429,29 +516,23 @@ class Rows:
                 hint=f"SELECT {self._schema}.mop_pack(..., fitted_on => 'packed training table');",
             )
 
-    def of(self, outputs: np.ndarray) -> np.ndarray:
-        """What the loss takes of outputs [rows, width]."""
-        return outputs[np.arange(len(outputs)), self._codes] if self._is_classes else outputs.reshape(-1)
-
     def answers(self, db: Database, model: StoredModel, compute: Computer) -> np.ndarray:
-        """What the loss takes of a model's outputs: the probability of each row's class, or the numbers. Raises MopError."""
+        """What is kept of a model's answers for all rows. Raises MopError."""
         found = []
         for start in range(0, self.count, CHUNK_ROWS):
             db.check_cancel()
             part = slice(start, start + CHUNK_ROWS)
             outputs = compute([array[part] for array in self.inputs])
-            self.width = outputs.shape[-1]
-            found.append(
-                self._of_classes(model, outputs, part) if self._is_classes else self._numbers(model, outputs, part)
-            )
-        return np.concatenate(found)
+            self.units = outputs.shape[-1]
+            found.append(self._of_classes(model, outputs) if self._is_classes else self._numbers(model, outputs, part))
+        return self.kept(np.concatenate(found))
 
     def _numbers(self, model: StoredModel, outputs: np.ndarray, part: slice) -> np.ndarray:
         if not model.regression or outputs.shape != self._truth[part].shape:
             raise MopError(f"{model.what} has soft labels or several steps: their mean is no ensemble")
-        return outputs.reshape(-1)
+        return outputs
 
-    def _of_classes(self, model: StoredModel, outputs: np.ndarray, part: slice) -> np.ndarray:
+    def _of_classes(self, model: StoredModel, outputs: np.ndarray) -> np.ndarray:
         if outputs.ndim != 2:
             raise MopError(f"{model.what} has an output of several steps, which a named model cannot answer with")
         if outputs.shape[1] == 1 and self._truth.shape[1] == 2:
@@ -460,4 +541,4 @@ class Rows:
             raise MopError(
                 f"{model.what} gives no probabilities of classes", hint="Its output needs the activation softmax."
             )
-        return outputs[np.arange(len(outputs)), self._codes[part]]
+        return outputs

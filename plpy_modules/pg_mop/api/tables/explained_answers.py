@@ -123,7 +123,7 @@ def _value(
     if label is not None and label not in labels:
         few = ", ".join(labels[:10]) + ", ..." * (len(labels) > 10)
         raise MopError(f'model "{named.name}" has no class {label!r}', detail=f"Its classes are {few}.")
-    unit = int(outputs[0].argmax()) if label is None else labels.index(label)
+    unit = int(named.output.predicted(outputs)[0]) if label is None else labels.index(label)
     exclusive = named.widths[0] > 1 and abs(outputs[0].sum() - 1) < 1e-4
     return labels[unit], lambda found: shapley.log_odds(found, unit, exclusive)
 

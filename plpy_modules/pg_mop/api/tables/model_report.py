@@ -120,4 +120,5 @@ def _measured(db: Database, session: Any, model: NamedModel, source: str) -> lis
         reports.importance(db, session, model, source),
         reports.drift(db, model, source),
         _called(source),
+        measurement.output.predicted,
     )

@@ -52,7 +52,9 @@ def without_nets(
             member.architecture, member.text = net, values
     if trees:
         models = [(member.info["params"], member.info["rounds"]) for member in trees]
-        for member, text in zip(trees, boosting.refit(db, session, packed.transform, training, models)):
+        for member, text in zip(
+            trees, boosting.refit(db, session, packed.transform, training, models, rows.metric.objective)
+        ):
             member.text, member.size = text, len(text)
     return len(straight) + len(trees)
 

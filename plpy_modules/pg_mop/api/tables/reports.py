@@ -29,27 +29,48 @@ from pg_mop.inference.row_inputs import PackedInputs, RowInputs
 MOST_ROWS = 10_000  # rows that mop_importance permutes
 MOST_BYTES = 128 << 20  # of their inputs
 MOST_UNKNOWN = 100  # classes without training rows that are told apart
+REPEATS, FEW_REPEATS, MANY = 200, 40, 10  # of an interval's bootstrap; classes, beyond which they are few
 
 
 class Measured:
     """The truth and the outputs of a model for rows with a known target.
 
     `truth`: class numbers, or numbers; `outputs`: [rows, units] in the target's terms; `labels`: of the units. A class that
-    the model does not know (the last `unknown` ones) has a unit of its own with probability 0: its rows are errors.
+    the model does not know (the last `unknown` ones) has a unit of its own with probability 0: its rows are errors. `output`:
+    the target's column of the model, which decides.
     """
 
-    def __init__(self, truth: np.ndarray, outputs: np.ndarray, labels: list[str], unknown: int = 0) -> None:
+    def __init__(
+        self, truth: np.ndarray, outputs: np.ndarray, labels: list[str], output: Column, unknown: int = 0
+    ) -> None:
         self.truth, self.outputs, self.labels, self.unknown = truth, outputs, labels, unknown
+        self.output = output
 
     def confusion(self) -> np.ndarray:
         """The number of rows [true class, predicted class]."""
-        return scores.confusion(self.truth, self.outputs.argmax(1), len(self.labels))
+        return scores.confusion(self.truth, self.output.predicted(self.outputs), len(self.labels))
 
-    def measures(self, regression: bool) -> dict[str, float]:
-        """The measures, by name."""
-        if regression:
-            return scores.regression(self.truth, self.outputs[:, 0])
-        return scores.classification(self.truth, self.outputs, self.unknown)
+    def measures(self, share: float | None = None) -> dict[str, float]:
+        """The measures, by name; `share`: of a quantile, whose loss is one of them."""
+        return self._of(self.truth, self.outputs, share)
+
+    def interval(self, name: str, share: float | None = None) -> tuple[float, float] | None:
+        """The 95 % interval of a measure; None where it has none, as where all rows agree."""
+        if name == "accuracy":
+            return scores.interval(self.measures()[name], len(self.truth))
+        repeats = FEW_REPEATS if len(self.labels) > MANY else REPEATS
+        found = scores.intervals(
+            lambda truth, outputs: {name: self._of(truth, outputs, share).get(name, math.nan)},
+            self.truth,
+            self.outputs,
+            repeats,
+        )
+        return found.get(name)
+
+    def _of(self, truth: np.ndarray, outputs: np.ndarray, share: float | None) -> dict[str, float]:
+        if not self.labels:
+            return scores.regression(truth, outputs[:, 0], share)
+        return scores.classification(truth, outputs, self.unknown, self.output.predicted(outputs))
 
 
 def measure(db: Database, session: Any, model: NamedModel, source: str | None) -> Measured:
@@ -68,7 +89,7 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
     reader.tell_missing()
     together = np.concatenate(outputs)
     if model.regression:
-        return Measured(np.array(truth, "f8"), together, [])
+        return Measured(np.array(truth, "f8"), together, [], model.output)
     labels = model.labels(together.shape[1])
     labels_of_training = set(labels)
     unknown = Counter(value for value in truth if value not in labels_of_training)
@@ -82,9 +103,8 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
         all_labels.append("(other classes)")
     together = np.pad(together, ((0, 0), (0, len(all_labels) - len(labels))))
     codes = class_numbers(all_labels, truth)
-    return Measured(
-        np.where(codes < 0, len(all_labels) - 1, codes), together, all_labels, len(all_labels) - len(labels)
-    )
+    truth_codes = np.where(codes < 0, len(all_labels) - 1, codes)
+    return Measured(truth_codes, together, all_labels, model.output, len(all_labels) - len(labels))
 
 
 def rows_with_target(reader: RowReader, model: NamedModel) -> Iterator[tuple[list[Any], list[Any]]]:
@@ -129,7 +149,7 @@ def mop_evaluate(
     """Measures of the model on rows with known targets: [(name, value)]."""
     named = NamedModel.find(db, model, version)
     measurement = measure(db, session, named, source)
-    values = {"rows": float(len(measurement.truth)), **measurement.measures(named.regression)}
+    values = {"rows": float(len(measurement.truth)), **measurement.measures()}
     return [(name, None if math.isnan(value) else value) for name, value in values.items()]
 
 
@@ -238,7 +258,8 @@ def importance(
         def score(outputs: np.ndarray) -> float:
             if found.regression:
                 return main_score(np.array(truth, "f8"), outputs, True)
-            return main_score(class_numbers(found.labels(outputs.shape[1]), truth), outputs, False)
+            codes = class_numbers(found.labels(outputs.shape[1]), truth)
+            return main_score(codes, outputs, False, found.output.predicted(outputs))
 
         return permutation.importance(
             found.inputs,

@@ -36,7 +36,9 @@ from pg_mop.backend import settings, transaction, weights
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
+from pg_mop.columns.decision import Decision
 from pg_mop.inference import scores
+from pg_mop.inference.metrics import Metric
 from pg_mop.inference.model_parts import is_callers, signed
 from pg_mop.inference.named_model import NamedModel, table_of
 from pg_mop.packing.packed_table import PackedTable
@@ -49,9 +51,8 @@ ROWS_A_SECOND = 50_000  # that a session trains on, roughly: of many rows, a tri
 RATES = (0.001, 0.002, 0.003, 0.005, 0.01)  # at the beginning of a trial; they fall to 0 by a cosine
 DECAYS = [0.01, 0.5, "log"]  # of weights
 TOGETHER = 4  # trials that go on at a time: few whole trials are better than many beginnings
-MOST_DRAWN = 100_000  # rows that the interval of R2 is drawn from
 BALANCED = "balanced"  # as weight: each class counts as much as the others
-BALANCED_NOTE = "weight => 'balanced': probabilities are those of classes with equally many rows, not of the table."
+BALANCED_NOTE = "weight => 'balanced': probabilities are the table's; the prediction counts all classes alike."
 OF_SEARCH = ("", "_info", "_summary", "_trials")  # the ends of the names of a search's tables
 ARGUMENTS = tuple(KINDS)
 
@@ -149,6 +150,7 @@ class Training:
         if not self.has_nets:
             self._check_without_nets()
         layer_names(arguments.layers)
+        Metric.read(arguments.metric)
         if db.setting("transaction_isolation") != "read committed":
             raise MopError(
                 "mop_train needs a transaction of isolation level read committed",
@@ -290,6 +292,7 @@ class Training:
                 if self.has_nets:
                     self.make_nets(steps, n)
                 kind = self.kind(steps, n)
+                metric = self.judged_by(kind)
                 self.tell_of_rows(steps, n, kind)
                 self._may_be_balanced(kind)
                 rows, others = self._train_others(session, n)
@@ -312,16 +315,16 @@ class Training:
         model = NamedModel.find(db, self.name, number)
         times.begin(time_shares.MEASURE)
         measurement = reports.measure(db, session, model, n["test"])
-        metrics = measurement.measures(model.regression)
+        metrics = measurement.measures(metric.share)
         contenders_here = [Contender("pg_mop", metrics)]
         if self.arguments.baselines is not False:
             seconds = times.begin(time_shares.BASELINES)
-            contenders_here += contenders(db, session, model, n["train"], n["test"], seconds)
+            contenders_here += contenders(db, session, model, n["train"], n["test"], seconds, metric.share)
             times.end()
-        main = main_metric(model.regression)
+        main = "r2" if model.regression else "accuracy"
         without = 0.0 if model.regression else scores.most_frequent(measurement.truth)
         training_checks.tell_giveaway(db, session, model, n["test"], main, metrics[main], without)
-        switched = self._decide(session, model, number, metrics, use, n)
+        switched = self._decide(session, metric, number, metrics, use, n)
         trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}") if self.has_nets else 0
         details = {
             "arguments": self.arguments.to_json(),
@@ -336,13 +339,14 @@ class Training:
             "rows": self.parts,
             **({"drawn": self.drawn} if self.drawn else {}),
             **({"left_out": times.left_out} if times.left_out else {}),
-            "interval": list(_interval(model, measurement, metrics)),
+            "metric": metric.name,
+            "interval": list(measurement.interval(metric.name, metric.share) or [metrics[metric.name]] * 2),
             "contenders": {contender.name: contender.metrics for contender in contenders_here},
             "seconds": {**times.seconds, "all": times.elapsed},
         }
         self._complete(number, metrics, details)
         self._end_steps(n)
-        return self._report(number, model, contenders_here, details, trial, switched)
+        return self._report(number, model, metric, contenders_here, details, trial, switched)
 
     def _qualified(self, name: str) -> str:
         """A name with the schema in which the caller creates relations of that name."""
@@ -483,6 +487,10 @@ class Training:
         row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self.ref(n['packed'], '_summary')} s")
         return "regression" if row[0][0] == "float32" else "classification"
 
+    def judged_by(self, kind: str) -> Metric:
+        """The metric of this call for a kind of targets. Raises MopError."""
+        return Metric.of_call(self.arguments.metric, kind == "regression", self.column)
+
     def _load_nets(self, steps: Steps, n: dict[str, str], version: int) -> bool:
         """Load the nets of a version, with their weights: training goes on with each member of an ensemble. False where the
         version has trees alone."""
@@ -565,7 +573,7 @@ class Training:
         try:
             seconds = self.times.begin(time_shares.OTHERS)
             with self.db.undone():
-                rows = ensembles.Rows(self.db, n["checked"], self.balanced)
+                rows = ensembles.Rows(self.db, n["checked"], self.balanced, self.arguments.metric)
             most = self.arguments.max_trials
             others.train(self.db, session, n["packed"], rows, tuple(reasons), seconds, True, most)
         except MopError as error:
@@ -583,7 +591,9 @@ class Training:
         prepared = self.times.elapsed - self.times.seconds.get(time_shares.OTHERS, 0.0)
         rows = self.used_rows("train")
         small = 32 if rows < 20_000 else 128 if rows < 200_000 else 512
-        loss, metrics = ("mse", ["mae"]) if kind == "regression" else ("categorical_crossentropy", ["accuracy"])
+        loss, metrics = "categorical_crossentropy", ["accuracy"]
+        if kind == "regression":
+            loss, metrics = self.judged_by(kind).training_loss, ["mae"]
         passes = passes_for(rows, small, seconds)
         rates = [f"Cosine({rate if self.present is None else rate / 10:g}, {passes})" for rate in RATES]
         space = {
@@ -706,27 +716,31 @@ class Training:
     def _ensemble(
         self, session: Any, n: dict[str, str], rows: Any, others: ensembles.Others
     ) -> ensembles.Ensemble | None:
-        """The models whose mean answers; None where the best net answers alone. `rows`: for validation, if they are read."""
-        if "valid" not in self.parts or (self.most_members == 1 and others.are_none):
+        """The models whose mean answers; None where no validation rows choose: the best net answers alone. `rows`: for
+        validation, if they are read."""
+        if "valid" not in self.parts:
             return None
         search, more = n["search"] if self.has_nets else None, {}
         if not others.are_none:
             families = ", ".join(others.to_json())
             more = {"trained_on": n["packed"], "families": families, "time_limit": f"{others.seconds:.1f} s"}
         self.statements.append(
-            self._call("mop_ensemble", [search, n["checked"], self.name], {"members": self.most_members, **more})
+            self._call(
+                "mop_ensemble",
+                [search, n["checked"], self.name],
+                {"members": self.most_members, **more, "metric": self.arguments.metric},
+            )
         )
         seconds = self.times.begin(time_shares.ENSEMBLE) if self.has_nets else LEAST_SECONDS
         try:
-            rows = rows or ensembles.Rows(self.db, n["checked"], self.balanced)
+            rows = rows or ensembles.Rows(self.db, n["checked"], self.balanced, self.arguments.metric)
             nets = ensembles.candidates_of(self.db, search, self.most_members) if self.has_nets else []
-            found = ensembles.choose(self.db, session, search, nets, rows, self.most_members, others, seconds)
+            return ensembles.choose(self.db, session, search, nets, rows, self.most_members, others, seconds)
         except MopError as error:  # the trials are trained: the best of them is an answer
             if not self.has_nets:
                 raise
             self.db.warning(f"the best trial answers alone: {error.message}", detail=error.detail, hint=error.hint)
             return None
-        return found if len(found.members) > 1 or found.members[0].model is None else None
 
     def _described(self, n: dict[str, str], members: ensembles.Ensemble) -> dict[str, Any]:
         """The details of an ensemble, with the names and the iterations of its members' nets."""
@@ -741,7 +755,12 @@ class Training:
         details = members.to_json()
         details["members"] = [{**member, **known.get(member.get("mst_key"), {})} for member in details["members"]]
         names = (member.get("net", member["family"]) for member in details["members"])
-        return {"net": ", ".join(dict.fromkeys(names)), "ensemble": details}
+        iterations = [member["iterations"] for member in details["members"] if "iterations" in member]
+        return {
+            "net": ", ".join(dict.fromkeys(names)),
+            **({"iterations": iterations[0]} if iterations else {}),
+            "ensemble": details,
+        }
 
     def _add(
         self,
@@ -765,15 +784,14 @@ class Training:
         return add_version(self.db, self.name, version, use)
 
     def _decide(
-        self, session: Any, model: NamedModel, number: int, metrics: dict[str, float], use: bool, n: dict[str, str]
+        self, session: Any, metric: Metric, number: int, metrics: dict[str, float], use: bool, n: dict[str, str]
     ) -> bool:
         """Whether the new version is in use: if `use`, or if it is better than the present one on the test part."""
         if use or number == 1:
             return True
         model_in_use = NamedModel.find(self.db, self.name)
-        before = reports.measure(self.db, session, model_in_use, n["test"]).measures(model_in_use.regression)
-        main = main_metric(model.regression)
-        if not metrics[main] > before[main]:
+        before = reports.measure(self.db, session, model_in_use, n["test"]).measures(metric.share)
+        if not metric.is_better(metrics.get(metric.name, math.nan), before.get(metric.name, math.nan)):
             return False
         switch(self.db, str(table_of(self.db, self.name)), number)
         return True
@@ -791,12 +809,13 @@ class Training:
         self,
         number: int,
         model: NamedModel,
+        metric: Metric,
         found: list[Contender],
         details: dict[str, Any],
         chosen: dict[str, Any] | None,
         switched: bool,
     ) -> str:
-        main = main_metric(model.regression)
+        main = metric.name
         lines = [
             f'Version {number} of model "{self.name}" predicts {model.target} ({model.kind})'
             + ("." if switched else "; it is not in use: the present version is at least as good."),
@@ -809,13 +828,15 @@ class Training:
             *([_of_refit(details["refit"])] if "refit" in details else []),
             "On the test part:",
         ]
-        names = ["r2", "rmse", "mae"] if model.regression else ["accuracy", "auc", "log_loss"]
+        names = ["rmse", "mae", "r2"] if model.regression else ["log_loss", "auc", "accuracy"]
+        names = [main, *(name for name in names if name != main)]
         for contender in found:
             values = ", ".join(f"{m} {contender.metrics[m]:.4g}" for m in names if m in contender.metrics)
             lines.append(f"  {contender.name}: {values}")
         low, high = details["interval"]
-        lines.append(f"  (95 % interval of pg_mop's {main}: {low:.3f} to {high:.3f})")
-        ahead = max(found, key=lambda contender: contender.metrics.get(main, float("-inf")))
+        lines.append(f"  (95 % interval of pg_mop's {main}: {low:.4g} to {high:.4g})")
+        measured = {own.name: own.metrics[main] for own in found if main in own.metrics}
+        ahead = next((own for own in found if own.name == metric.best(measured)), found[0]) if measured else found[0]
         if ahead is not found[0]:
             lines.append(f"  On these rows, {ahead.name} is better: consider it.")
         quoted, schema = quote_literal(self.name), written(self.db.schema)
@@ -914,13 +935,16 @@ def _of_trial(trial: dict[str, Any]) -> str:
 def _of_members(details: dict[str, Any]) -> str:
     """The lines of the report about an ensemble."""
     members = details["members"]
+    metric, decision = details["metric"], Decision.read(details)
+    decided = [] if decision is None else decision.described()
     if len(members) == 1:
-        return f"Chosen: {_of_trial(members[0])}; its validation loss is {details['loss']:.4g}."
+        return "\n".join([f"Chosen: {_of_trial(members[0])}; {metric} {details['value']:.4g} in validation.", *decided])
     return "\n".join(
         [
-            f"Chosen: the weighted mean of {len(members)} models, of the best {details['candidates']}; its validation loss is "
-            f"{details['loss']:.4g}, that of the best model alone {details['best_alone']:.4g}:",
+            f"Chosen: the weighted mean of {len(members)} models, of the best {details['candidates']}; {metric} "
+            f"{details['value']:.4g} in validation, {details['best_alone']:.4g} of the best model alone:",
             *(f"  {member['weight']:.3g} {_of_trial(member)}" for member in members),
+            *decided,
         ]
     )
 
@@ -933,20 +957,6 @@ def _line(means: dict[str, Any]) -> str:
     )
 
 
-def _interval(model: NamedModel, measured: Any, metrics: dict[str, float]) -> tuple[float, float]:
-    """The 95 % interval of the measure by which versions are compared."""
-    main = main_metric(model.regression)
-    if not model.regression:
-        return scores.interval(metrics[main], len(measured.truth))
-    truth, predicted = measured.truth[:MOST_DRAWN], measured.outputs[:MOST_DRAWN, 0]
-    return scores.bootstrapped(lambda t, p: scores.regression(t, p)[main], truth, predicted)
-
-
-def main_metric(regression: bool) -> str:
-    """The measure by which versions are compared."""
-    return "r2" if regression else "accuracy"
-
-
 @with_trainer
 def mop_compare(
     db: Database, session: Session, name: str | None, first: int | None, second: int | None, source: str | None
@@ -955,7 +965,7 @@ def mop_compare(
     values = []
     for version in (first, second):
         model = NamedModel.find(db, name, version)
-        values.append(reports.measure(db, session, model, source).measures(model.regression))
+        values.append(reports.measure(db, session, model, source).measures())
     return [
         (metric, value, values[1][metric], values[1][metric] - value)
         for metric, value in values[0].items()

@@ -36,6 +36,7 @@ class TrainArguments:
     ensemble: int | None
     families: str | None
     refit: bool | None
+    metric: str | None
 
     @classmethod
     def of_call(cls, values: Sequence[Any]) -> TrainArguments:
