@@ -15,6 +15,7 @@ from mop_udf.training.models import ConfigurationError
 
 DAY = 86_400.0
 YEAR = 365.2425 * DAY
+MOST_LOG = 100.0  # as pg_mop/columns/target_number.py has it
 
 
 def build(
@@ -22,10 +23,10 @@ def build(
 ) -> keras.Model:
     """The model whose inputs are a dictionary of raw columns, each of shape [rows] or of an array.
 
-    `inputs`: for each input of `net`, descriptions of the raw values that it is made of (`Column.raw_inputs`); `output`:
-    a layer between the net's output and the target's terms, the `limits` of numbers, and the `decision` of classes; `classes`:
-    the layer takes class numbers. The outputs are {"prediction"} and, for classes, {"probabilities": [rows, classes]}. Raises
-    ConfigurationError.
+    `inputs`: for each input of `net`, descriptions of the raw values that it is made of (`Column.raw_inputs`); `output`: a
+    layer between the net's output and the target's terms, the `limits` of numbers (`log`: the layer's are logarithms), and
+    the `decision` of classes; `classes`: the layer takes class numbers. The outputs are {"prediction"} and, for classes,
+    {"probabilities": [rows, classes]}. Raises ConfigurationError.
     """
     if keras.backend.backend() != "tensorflow":
         raise ConfigurationError("a model that takes texts can be written by Keras on TensorFlow alone")
@@ -42,6 +43,8 @@ def build(
         made = {"prediction": _layer(output)(numbers) if output else numbers, "probabilities": outputs}
     else:
         numbers = _layer(output)(outputs) if output else outputs
+        if output and output.get("log"):
+            numbers = ops.expm1(ops.minimum(numbers, MOST_LOG))
         if output and output.get("limits"):
             numbers = ops.clip(numbers, *output["limits"])
         made = {"prediction": ops.reshape(numbers, (-1,))}

@@ -372,7 +372,9 @@ class TrainerServer:
                 inputs = np.frombuffer(next(given), "<f4").reshape(shapes[0])
                 targets = np.frombuffer(next(given), "<f8")
                 weights = np.frombuffer(next(given), "<f8") if is_weighted else None
-                options = {name: header[name] for name in ("codes", "classes", "models", "threads", "seed", "objective")}
+                options = {
+                    name: header[name] for name in ("codes", "classes", "models", "threads", "seed", "objective")
+                }
                 texts = boosting.refit(boosting.Rows(inputs, targets, weights), **options)
                 self.channel.send({}, *(text.encode() for text in texts))
         except Exception as error:

@@ -384,11 +384,15 @@ def test_balanced_weights_make_rare_classes_count(people):
             f"SELECT mop_train('rare', '{name}', target => 'y', id => 'id', weight => {weight}, max_trials => 2, "
             "time_limit => '3 min', baselines => false, layers => 'linear', families => 'nets')"
         )
-    chances = {
-        name: people.value(f"SELECT avg((probabilities->>'true')::float8) FROM mop_predict('{name}', source => 'rare')")
+    found = {
+        name: people.run(
+            "SELECT avg((probabilities->>'true')::float8) AS mean, count(*) FILTER (WHERE prediction = 'true') AS rows "
+            f"FROM mop_predict('{name}', source => 'rare')"
+        )[0]
         for name in ("plain_rare", "balanced_rare")
     }
-    assert chances["balanced_rare"] > 2 * chances["plain_rare"]
+    assert found["balanced_rare"]["rows"] > 2 * found["plain_rare"]["rows"]
+    assert found["balanced_rare"]["mean"] == pytest.approx(1 / 17, abs=0.03)  # probabilities are the table's
     fitted = people.value("SELECT fit_params FROM balanced_rare")
     assert "class_weight='balanced'" in fitted.replace('"', "'")
     error = people.error("SELECT mop_train('people', 'm', target => 'income', weight => 'balanced', max_trials => 1)")

@@ -13,7 +13,7 @@ from pg_mop.columns.weight import Weight
 from pg_mop.packing.buffers import Buffers
 from pg_mop.packing.source_columns import _type_like
 from support.conformance import ColumnConformance
-from support.conformance.columns import wire
+from support.conformance.columns import doubles, wire
 
 
 @dataclass
@@ -295,9 +295,25 @@ def test_what_cannot_be_a_sample_weight_is_refused(kind, negative, text):
         Weight.fit(SourceColumn(Negatives(), "t", "w", of_kind), Request())
 
 
-def test_predictions_of_a_target_of_one_sign_stay_in_the_training_range():
-    outputs, scale = np.array([[-9.0], [0.5], [9.0]]), {"mean": 10.0, "deviation": 2.0, "shape": [1]}
-    for least, most, numbers in ((4.0, 15.0, [4, 11, 15]), (-4.0, 15.0, [-8, 11, 28])):
+def test_predictions_stay_near_the_training_range_and_keep_its_sign():
+    outputs, scale = np.array([[-19.0], [0.5], [19.0]]), {"mean": 10.0, "deviation": 2.0, "shape": [1]}
+    for least, most, limits in (
+        (4.0, 14.0, (3, 15)),
+        (-5.0, 15.0, (-7, 17)),
+        (0.0, 20.0, (0, 22)),
+        (-9.0, 0.0, (-9.9, 0)),
+    ):
         column = TargetNumber("y", {**scale, "least": least, "most": most})
-        assert column.decode(outputs)[1][:, 0].tolist() == numbers
-        assert column.to_keras()["limits"] == ((least, most) if least > 0 else None)
+        assert column.decode(outputs)[1][:, 0].tolist() == [limits[0], min(11, limits[1]), limits[1]]
+        assert column.to_keras()["limits"] == limits
+    assert TargetNumber("y", scale).decode(outputs)[1][:, 0].tolist() == [-28, 11, 48]
+
+
+def test_a_target_of_logarithms_is_turned_back():
+    column = TargetNumber("y", {"mean": 3.0, "deviation": 2.0, "shape": [1], "scale": "log", "least": 0.0, "most": 1e4})
+    numbers = np.array([0.0, 1e-3, 7.5, 9e3])
+    packed = column.encode(doubles(*[[n] for n in numbers]))
+    assert np.allclose(packed[:, 0], (np.log1p(numbers) - 3) / 2)
+    assert np.allclose(column.decode(packed.astype("f8"))[1][:, 0], numbers, rtol=1e-5, atol=1e-6)
+    assert column.decode(np.array([[-99.0], [1e9]]))[1][:, 0].tolist() == [0, 1.1e4]
+    assert column.difference(TargetNumber("y", {"mean": 3.0, "deviation": 2.0, "shape": [1]})) is not None

@@ -74,9 +74,10 @@ class OneHot(Column):
         if not source.kind.like(trained_kind):
             raise no_such_classes(source, trained, trained_kind)
         column = quote_identifier(class_column(trained.name))
+        counts = {name: trained.parameters[name] for name in ("counts",) if name in trained.parameters}
         return cls(
             source.name,
-            {"classes": trained.classes, "sql_type": source.kind.shown},
+            {"classes": trained.classes, "sql_type": source.kind.shown, **counts},
             source.kind,
             trained_kind,
             f"(SELECT t.{column} FROM {summary} t WHERE t.{column} IS NOT NULL LIMIT 1)",

@@ -31,11 +31,17 @@ def decide(
     if probabilities.shape[1] == 2:
         threshold = _threshold(metric, found.probabilities(probabilities)[:, 1], codes == 1, own)
         decided_by = None if threshold is None else Decision.of_threshold(threshold)
-    if decided_by is None and factors is not None:  # the balanced classes decide, as training has them
-        inverse = np.divide(1, factors, out=np.zeros(len(factors)), where=factors > 0)
-        decided_by = tuple((inverse / inverse.max()).tolist())
+    if decided_by is None and factors is not None:
+        decided_by = balanced(factors).weights
     found = Decision(found.temperature, found.factors, decided_by)
     return found if found.to_json() else None
+
+
+def balanced(factors: np.ndarray) -> Decision:
+    """The decision after a training that counts all classes alike: probabilities are corrected to the shares of the classes in
+    the table (`factors`), and the balanced ones decide, as training has them."""
+    inverse = np.divide(1, factors, out=np.zeros(len(factors)), where=factors > 0)
+    return Decision(factors=tuple(factors.tolist()), weights=tuple((inverse / inverse.max()).tolist()))
 
 
 def _with_temperature(decision: Decision, outputs: np.ndarray, codes: np.ndarray, weights: np.ndarray) -> Decision:

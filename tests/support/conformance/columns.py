@@ -199,7 +199,7 @@ class ColumnConformance(Conformance):
         for told in json.loads(json.dumps(column.raw_inputs())):
             assert told["name"] and told["kind"]
         layer = json.loads(json.dumps(column.to_keras()))
-        assert layer is None or layer.keys() - {"limits"} == {"class_name", "config"}
+        assert layer is None or layer.keys() - {"limits", "log", "decision"} == {"class_name", "config"}
 
 
 class FeatureConformance(Conformance):

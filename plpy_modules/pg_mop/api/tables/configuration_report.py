@@ -246,7 +246,7 @@ def _rows(db: Database, packed: PackedTable, again: str) -> tuple[list[np.ndarra
             raise MopError(
                 f'target "{packed.outputs[0]}" has {math.prod(targets.shape[1:])} numbers in a row: a report needs one'
             )
-        truth = targets.reshape(-1).astype("f8")
+        truth = packed.transform.outputs[0].restored(targets.reshape(-1).astype("f8"), False)
     else:
         truth = targets.reshape(len(targets), -1).argmax(1)
     return [a.astype("<f4") for a in arrays], truth

@@ -139,11 +139,8 @@ class Ensemble:
         nets, trees = self.nets, self.trees
         models = [member.model for member in nets if member.model is not None]
         if self.decision is not None:
-            made = {decision.KEY: self.decision.to_json()}
             fitted = with_shapes(models[0]) if models else self.transform
-            (target,) = fitted.outputs
-            fitted = replace(fitted, outputs=[target.with_parameters(target.name, **made)])
-            more = {"transform": fitted.to_json(), **more}
+            more = {"transform": _decided(fitted, self.decision), **more}
         if len(self.members) == 1 and models:
             return version_of(models[0], **more)
         share, net = sum(member.weight for member in nets), None
@@ -348,6 +345,18 @@ def choose(
     return Ensemble(members, rows.metric, value, alone, len(tried), rows.count, transform, decided)
 
 
+def balanced_transform(model: StoredModel) -> dict[str, Any]:
+    """The JSON of the transform of a model that was trained with balanced classes, whose probabilities it corrects."""
+    fitted = with_shapes(model)
+    counts = np.array(fitted.outputs[0].parameters["counts"], "f8")
+    return _decided(fitted, calibration.balanced(counts / counts.mean()))
+
+
+def _decided(fitted: Transform, made: Decision) -> dict[str, Any]:
+    (target,) = fitted.outputs
+    return replace(fitted, outputs=[target.with_parameters(target.name, **{decision.KEY: made.to_json()})]).to_json()
+
+
 @dataclass(frozen=True)
 class NetOf:
     """A net within a version's row: its architecture as SQL of the row `m`, and the place of its weights."""
@@ -504,7 +513,7 @@ class Rows:
             counts = target.parameters.get("counts") or np.bincount(self._codes, minlength=self._truth.shape[1])
             factors = np.array(counts, "f8") / np.mean(counts)
         if not self._keeps_all:
-            return calibration.decide(self.metric, np.zeros((0, 0)), self._codes[:0], None, factors)
+            return None if factors is None else calibration.balanced(factors)
         return calibration.decide(self.metric, mean, self._codes, self._own_weights, factors)
 
     def check_suits(self, model: StoredModel) -> None:

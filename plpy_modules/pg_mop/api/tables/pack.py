@@ -34,6 +34,7 @@ from pg_mop.columns.base import first_dimensions
 from pg_mop.columns.features import choice
 from pg_mop.columns.features.base import ON_NULL
 from pg_mop.columns.features.conversion import as_trained, family
+from pg_mop.columns.target_number import LOG, STANDARD
 from pg_mop.inference.named_model import NamedModel, is_named
 from pg_mop.packing import summary, table
 from pg_mop.packing.groups import Groups
@@ -278,9 +279,11 @@ def fit(
     weights = columns_named(db, rows, "weight", split_names(weight))
     if len(weights) > 1 or set(weights) & set(targets):
         raise MopError("weight must be one column, and no target")
-    outputs = [fit_target(db, rows, name, options.kind) for name in targets]
+    scales = {name: options.transform[name] for name in targets if name in options.transform}
+    outputs = [fit_target(db, rows, name, options.kind, scales.get(name)) for name in targets]
     weighted = fit_weight(db, rows, weights[0]) if weights else None
-    sources = choice.sources(columns, {*targets, *ids, *excluded, *weights}, options.transform, options.on_null)
+    of_features = {name: own for name, own in options.transform.items() if name not in scales}
+    sources = choice.sources(columns, {*targets, *ids, *excluded, *weights}, of_features, options.on_null)
     db.check_readable(rows, [*targets, *weights, *(source.column for source in sources)])
     found = fitting.fit(
         db,
@@ -341,8 +344,23 @@ def fit_weight(db: Database, rows: Table, name: str) -> Weight:
     return column
 
 
-def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column:
-    """The column type of a target: classes or numbers. Raises MopError for a target that cannot be learnt."""
+def _scale_of_target(name: str, options: dict[str, Any] | None) -> str:
+    """The scale of a target with numbers. Raises MopError."""
+    if options is None:
+        return STANDARD
+    scale = options.get("scale")
+    if len(options) > 1 or scale not in (STANDARD, LOG):
+        raise MopError(
+            f'transform of target "{name}" must be its scale: {STANDARD} or {LOG}',
+            detail=f"{LOG}: ln(1 + number) is trained, and undone in answers.",
+            hint="transform => " + quote_literal(json.dumps({name: LOG})),
+        )
+    return str(scale)
+
+
+def fit_target(db: Database, rows: Table, name: str, kind: str | None, options: dict[str, Any] | None = None) -> Column:
+    """The column type of a target: classes or numbers. `options`: of the argument transform. Raises MopError for a target that
+    cannot be learnt."""
     sql_kind = column_kind(db, rows, name)
     source, quoted = SourceColumn(db, rows, name, sql_kind), quote_identifier(name)
     count = db.value(f"SELECT count({quoted}) FROM {rows}")
@@ -372,7 +390,13 @@ def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column
                 hint=f"For {other}: kind => '{other}'.",
             )
     if kind_of_target == "regression":
-        return TargetNumber.fit(source, Request())
+        return TargetNumber.scaled(source, _scale_of_target(name, options))
+    if options is not None:
+        raise MopError(
+            f'transform names target "{name}", which has classes',
+            detail="Of the target, it may give the scale of numbers.",
+            hint="Leave it out of transform.",
+        )
     if values == count >= FEW_ROWS:
         raise MopError(
             f'target "{name}" has another value in each of {count} rows',

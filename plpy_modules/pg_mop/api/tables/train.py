@@ -293,6 +293,7 @@ class Training:
                     self.make_nets(steps, n)
                 kind = self.kind(steps, n)
                 metric = self.judged_by(kind)
+                training_checks.check_metric(steps, metric, self._found(n["train"]), self.column)
                 self.tell_of_rows(steps, n, kind)
                 self._may_be_balanced(kind)
                 rows, others = self._train_others(session, n)
@@ -340,7 +341,9 @@ class Training:
             **({"drawn": self.drawn} if self.drawn else {}),
             **({"left_out": times.left_out} if times.left_out else {}),
             "metric": metric.name,
-            "interval": list(measurement.interval(metric.name, metric.share) or [metrics[metric.name]] * 2),
+            "interval": list(
+                measurement.interval(metric.name, metric.share) or [metrics.get(metric.name, math.nan)] * 2
+            ),
             "contenders": {contender.name: contender.metrics for contender in contenders_here},
             "seconds": {**times.seconds, "all": times.elapsed},
         }
@@ -777,7 +780,10 @@ class Training:
         }
         if members is None:
             assert trial is not None
-            version = version_of(StoredModel(self.db, *best), fit_params=trial["fit_params"], **more)
+            model = StoredModel(self.db, *best)
+            if self.balanced:
+                more["transform"] = ensembles.balanced_transform(model)
+            version = version_of(model, fit_params=trial["fit_params"], **more)
         else:
             fit_params = next((net.info["fit_params"] for net in members.nets if net.model is not None), None)
             version = members.version(fit_params=fit_params, **more)

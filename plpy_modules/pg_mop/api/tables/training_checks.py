@@ -11,6 +11,7 @@ from pg_mop.backend import transaction
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
+from pg_mop.inference.metrics import Metric
 from pg_mop.inference.named_model import NamedModel
 
 END_SECONDS = 2.0  # beyond 1.1 times the time limit, that a call may take
@@ -75,6 +76,19 @@ PINNED = "SET LOCAL search_path = pg_catalog, pg_temp;"
 def read(steps: Steps, sql: str) -> list[tuple[Any, ...]]:
     """The rows of a query of the steps' relations."""
     return steps.run(f"{PINNED} {sql}")
+
+
+def check_metric(steps: Steps, metric: Metric, train: str, target: str) -> None:
+    """Raises MopError where training rows have no such measure."""
+    if metric.name != "rmsle":
+        return
+    ((least,),) = read(steps, f"SELECT min({quote_identifier(target)})::float8 FROM {train}")
+    if least is not None and least < 0:
+        raise MopError(
+            f'metric rmsle does not suit target "{target}", which has negative numbers',
+            detail=f"The least is {least:g}. The measure is of logarithms.",
+            hint="metric => 'rmse'",
+        )
 
 
 def tell_copies(
