@@ -109,11 +109,43 @@ def test_retraining_is_judged_by_the_metric_of_the_model(claims):
         ("'fraud', metric => 'rmse'", "which has classes"),
         ("'cost', metric => 'auc'", "which has numbers"),
         ("'cost', metric => 'quantile:90'", "between 0 and 1"),
-        ("'cost', metric => 'rmsle', source => 'SELECT id, a, cost - 100 AS cost FROM claims'", "negative numbers"),
+        ("'cost', metric => 'rmsle', source => 'SELECT id, a, cost - 100 AS cost FROM claims'", "has no logarithm"),
     ],
 )
 def test_a_metric_that_does_not_suit_is_refused(claims, more, fragment):
     source = "" if "source" in more else ", source => 'claims'"
     error = claims.error(f"SELECT mop_train(name => 'none', target => {more}{source}, id => 'id', time_limit => '5 s')")
-    assert fragment in str(error) and "metric =>" in error.diag.message_hint
+    assert fragment in str(error) and error.diag.message_hint
     assert not claims.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'none%'")
+
+
+def test_a_target_of_logarithms_is_turned_back_everywhere(claims, tmp_path):
+    claims.run("CREATE TABLE sales AS SELECT id, a, b, exp(3 * a + cost / 10) - 1 AS price FROM claims")
+    report = claims.value(
+        "SELECT mop_train('sales', 'logged', target => 'price', id => 'id', metric => 'rmsle', families => 'nets, linear', "
+        "time_limit => '6 s', max_trials => 2, baselines => false, keep => true)"
+    )
+    found = claims.value("SELECT details->'ensemble' FROM logged")
+    assert '"price": "log"' in report and "pg_mop: rmsle " in report and found["value"] < 1
+    assert measures(claims, "logged", "logged_valid")["rmsle"] < 1.1 * found["value"]  # (it is trained again)
+    claims.run("SELECT mop_predict_into('logged', 'sales', 'priced', 'id')")
+    rows = claims.run(
+        "SELECT p.id, p.prediction AS into, mop_number('logged', s) AS number, s.a::float8, s.b::float8 "
+        "FROM priced p JOIN sales s USING (id) ORDER BY id"
+    )
+    numbers = np.array([row["number"] for row in rows])
+    assert np.allclose([row["into"] for row in rows], numbers) and np.median(numbers) > 5
+    path = tmp_path / "price.keras"
+    pathlib.Path(path).write_bytes(bytes(claims.value("SELECT mop_export_model('logged', NULL)")))
+    inputs = {name: np.array([row[name] for row in rows], "f8") for name in ("a", "b")}
+    assert np.allclose(keras.models.load_model(path)(inputs)["prediction"], numbers, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "target, scale, fragment",
+    [("fraud", "log", "has classes"), ("cost", "robust", "must be its scale"), ("below", "log", "has no logarithm")],
+)
+def test_a_scale_that_the_target_cannot_have_is_refused(claims, target, scale, fragment):
+    source = "SELECT id, a, fraud, cost, cost - 50 AS below FROM claims"
+    error = claims.error(f"SELECT mop_pack('{source}', 'no', '{target}', transform => '{{\"{target}\": \"{scale}\"}}')")
+    assert fragment in str(error) and error.diag.message_hint

@@ -107,7 +107,7 @@ def test_a_rare_class_is_told_with_the_remedy(rows):
     told, _ = train(rows, source)
     assert 'of the training rows have class "true"' in told and "weight => 'balanced'" in told
     told, report = train(rows, source, more=", weight => 'balanced'")
-    assert "of the training rows" not in told and "probabilities are those of classes with equally many rows" in report
+    assert "of the training rows" not in told and "the prediction counts all classes alike" in report
 
 
 def test_a_target_over_decades_is_told_with_the_logarithm(rows):

@@ -65,7 +65,7 @@ class TargetNumber(Column):
             raise MopError(
                 f'target "{source.name}" has no logarithm: its least number is {found["least"]:g}',
                 detail="It is trained as ln(1 + number), which needs numbers from 0 on.",
-                hint=f"Leave the target out of transform, or such rows: SELECT ... WHERE {quote_identifier(source.name)} >= 0.",
+                hint=f"Leave such rows out: SELECT ... WHERE {quote_identifier(source.name)} >= 0.",
                 sqlstate="22003",
             )
         step = max(1, math.ceil(found["known"] / SAMPLE))

@@ -5,6 +5,7 @@ A `Judge` measures the answers of many models for the same rows at once; on othe
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -113,6 +114,17 @@ class Metric:
         if self.share is not None:
             return {"objective": "quantile", "metric": "quantile", "alpha": self.share}
         return {"objective": "regression_l1", "metric": "l1"} if self.name == "mae" else {}
+
+
+def with_scale(transform: str | None, target: str, metric: Metric | None) -> str | None:
+    """The argument `transform` of mop_pack, in which a metric of logarithms has the target trained as a logarithm.
+
+    >>> with_scale('{"size": "robust"}', "price", Metric("rmsle"))
+    '{"size": "robust", "price": "log"}'
+    """
+    if metric is None or metric.name != "rmsle":
+        return transform
+    return json.dumps({**json.loads(transform or "{}"), target: "log"})
 
 
 @dataclass

@@ -394,8 +394,8 @@ def fit_target(db: Database, rows: Table, name: str, kind: str | None, options: 
     if options is not None:
         raise MopError(
             f'transform names target "{name}", which has classes',
-            detail="Of the target, it may give the scale of numbers.",
-            hint="Leave it out of transform.",
+            detail="It may give the scale of a target with numbers, which metric => 'rmsle' does.",
+            hint="To take numbers as such: kind => 'regression'.",
         )
     if values == count >= FEW_ROWS:
         raise MopError(

@@ -38,7 +38,7 @@ from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
 from pg_mop.columns.decision import Decision
 from pg_mop.inference import scores
-from pg_mop.inference.metrics import Metric
+from pg_mop.inference.metrics import Metric, with_scale
 from pg_mop.inference.model_parts import is_callers, signed
 from pg_mop.inference.named_model import NamedModel, table_of
 from pg_mop.packing.packed_table import PackedTable
@@ -293,7 +293,6 @@ class Training:
                     self.make_nets(steps, n)
                 kind = self.kind(steps, n)
                 metric = self.judged_by(kind)
-                training_checks.check_metric(steps, metric, self._found(n["train"]), self.column)
                 self.tell_of_rows(steps, n, kind)
                 self._may_be_balanced(kind)
                 rows, others = self._train_others(session, n)
@@ -456,7 +455,8 @@ class Training:
         weight = None if self.balanced else a.weight
         arguments = {
             "target": self.target,
-            **{k: getattr(a, k) for k in ("id", "exclude", "kind", "transform")},
+            **{k: getattr(a, k) for k in ("id", "exclude", "kind")},
+            "transform": self.transform,
             "weight": weight,
         }
         if self.split == "column" and a.by:
@@ -518,6 +518,11 @@ class Training:
             self.say(steps, f"CREATE TABLE {self.ref(copy)} AS TABLE {parts};", [copy], True)
         return True
 
+    @property
+    def transform(self) -> str | None:
+        """The argument `transform` of mop_pack for the training rows."""
+        return with_scale(self.arguments.transform, self.column, Metric.read(self.arguments.metric))
+
     def tell_of_rows(self, steps: Steps, n: dict[str, str], kind: str) -> None:
         """Warn the caller of copies of rows, of a target with a long tail, and of a rare class."""
         train = self._found(n["train"])
@@ -526,7 +531,8 @@ class Training:
         else:
             training_checks.tell_copies(self.db, steps, train, self._found(n["test"]), self.used, self.parts)
         if kind == "regression":
-            training_checks.tell_long_tail(self.db, steps, train, self.column)
+            if self.column not in json.loads(self.transform or "{}"):
+                training_checks.tell_long_tail(self.db, steps, train, self.column)
         elif self.arguments.weight is None:
             training_checks.tell_rare_class(self.db, steps, train, self.column)
 
@@ -541,7 +547,7 @@ class Training:
         steps = {
             time_shares.OTHERS: has_others,
             time_shares.NETS: self.has_nets,
-            time_shares.ENSEMBLE: self.has_nets and (self.most_members > 1 or has_others),
+            time_shares.ENSEMBLE: self.has_nets and self.arguments.folds is None,
             time_shares.REFIT: self.may_refit,
             time_shares.BASELINES: self.arguments.baselines is not False,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,7 @@ from pg_mop.api.tables.steps import Steps
 from pg_mop.backend import transaction
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import quote_identifier
-from pg_mop.inference.metrics import Metric
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.inference.named_model import NamedModel
 
 END_SECONDS = 2.0  # beyond 1.1 times the time limit, that a call may take
@@ -78,19 +78,6 @@ def read(steps: Steps, sql: str) -> list[tuple[Any, ...]]:
     return steps.run(f"{PINNED} {sql}")
 
 
-def check_metric(steps: Steps, metric: Metric, train: str, target: str) -> None:
-    """Raises MopError where training rows have no such measure."""
-    if metric.name != "rmsle":
-        return
-    ((least,),) = read(steps, f"SELECT min({quote_identifier(target)})::float8 FROM {train}")
-    if least is not None and least < 0:
-        raise MopError(
-            f'metric rmsle does not suit target "{target}", which has negative numbers',
-            detail=f"The least is {least:g}. The measure is of logarithms.",
-            hint="metric => 'rmse'",
-        )
-
-
 def tell_copies(
     db: Database, steps: Steps, train: str, test: str, columns: Sequence[str], rows: dict[str, int]
 ) -> None:
@@ -136,12 +123,16 @@ def tell_long_tail(db: Database, steps: Steps, train: str, target: str) -> None:
         f"(ORDER BY abs({name})), min(sign({name})), max(sign({name})) FROM {train}",
     )
     if low and least == most and high / low >= RATIO:
-        sign = "" if most > 0 else "-"
+        name, log = quote_identifier(target), json.dumps({target: "log"})
+        hint = f"Where relative errors count: metric => 'rmsle', or transform => {quote_literal(log)} trains the logarithm."
+        if most < 0:
+            hint = (
+                f"Train on the logarithm: SELECT *, ln(-{name}) AS log_{target} FROM ...; with exclude => '{target}'."
+            )
         db.warning(
             f'98 % of the values of target "{target}" are between {low:.3g} and {high:.3g}, without the sign',
             detail="The largest values decide what is learned; errors of small ones hardly count.",
-            hint=f"Train on the logarithm: SELECT *, ln({sign}{quote_identifier(target)}) AS log_{target} FROM ...; with "
-            f"exclude => '{target}'.",
+            hint=hint,
         )
 
 
