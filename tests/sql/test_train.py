@@ -40,7 +40,7 @@ def leaving(people):
 
 def test_the_report_has_the_result_the_baselines_and_the_statements(people, leaving):
     assert 'Version 1 of model "leaving" predicts leaves (classification).' in leaving
-    assert "majority: accuracy" in leaving and "gradient boosting: accuracy" in leaving and "95 % interval" in leaving
+    assert "majority: log_loss" in leaving and "gradient boosting: log_loss" in leaving and "95 % interval" in leaving
     statements = [line.strip() for line in leaving.split("The steps by hand:\n")[1].splitlines()]
     steps = ["split", "pack", "pack", "architecture", "search", "ensemble"]
     assert [s.split("mop_")[1].split("(")[0] for s in statements] == steps

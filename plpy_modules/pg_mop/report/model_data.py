@@ -115,8 +115,8 @@ def _about(own: Mapping[str, Any], details: Mapping[str, Any]) -> Section:
     interval = details.get("interval")
     caption = "Measures that are stored with the version"
     if isinstance(interval, list) and len(interval) == 2 and all(isinstance(end, (int, float)) for end in interval):
-        main = "r2" if own["kind"] == "regression" else "accuracy"
-        caption += f"; 95 % interval of {main}: {interval[0]:.3f} to {interval[1]:.3f}"
+        main = str(details.get("metric") or ("r2" if own["kind"] == "regression" else "accuracy"))[:60]
+        caption += f"; 95 % interval of {main}: {interval[0]:.4g} to {interval[1]:.4g}"
     if details.get("contenders"):
         caption += ". They are those of the test part of its training"
     return {
@@ -167,7 +167,7 @@ def _contenders(details: Mapping[str, Any]) -> list[Section]:
     """The baselines that mop_train has measured beside the version."""
     contenders = {str(name)[:60]: _numbers(measures) for name, measures in _mapping(details.get("contenders")).items()}
     contenders = dict(sorted(contenders.items(), key=lambda item: item[0] != OWN)[:MOST_BARS])
-    asked = str(_mapping(details.get("ensemble")).get("metric"))
+    asked = str(details.get("metric"))
     main = next(
         (name for name in (asked, "accuracy", "r2") if any(name in measures for measures in contenders.values())), None
     )

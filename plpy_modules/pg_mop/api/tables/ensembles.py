@@ -336,7 +336,9 @@ def choose(
         )
     for member, count in zip(tried, counts.tolist()):
         member.weight = count / int(counts.sum())
-    mean = np.tensordot(counts / counts.sum(), together.astype("f8"), 1)
+    mean = np.sum(
+        [share * together[place].astype("f8") for place, share in enumerate(counts / counts.sum()) if share], 0
+    )
     members = sorted((m for m in tried if m.weight), key=lambda m: (-m.weight, m.family, m.key))
     value, alone = rows.values(mean, together)
     transform = next((own.transform for own in (boosted, straight) if own is not None), rows.transform)

@@ -846,7 +846,8 @@ class Training:
             values = ", ".join(f"{m} {contender.metrics[m]:.4g}" for m in names if m in contender.metrics)
             lines.append(f"  {contender.name}: {values}")
         low, high = details["interval"]
-        lines.append(f"  (95 % interval of pg_mop's {main}: {low:.4g} to {high:.4g})")
+        if not math.isnan(low):
+            lines.append(f"  (95 % interval of pg_mop's {main}: {low:.4g} to {high:.4g})")
         measured = {own.name: own.metrics[main] for own in found if main in own.metrics}
         ahead = next((own for own in found if own.name == metric.best(measured)), found[0]) if measured else found[0]
         if ahead is not found[0]:
