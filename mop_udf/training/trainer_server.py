@@ -18,6 +18,7 @@ Each request is one frame and is answered by one frame, unless the table says ot
     baselines rows, targets, other rows    -> scikit-learn's predictions for the other rows, if it is installed
     boosting rows, validation rows         -> LightGBM's trials, and of the best their texts and answers, if it is installed
     linear   rows, validation rows         -> the trials of linear models, and of the best their weights and answers
+    mlp      rows, validation rows         -> the same of multilayer perceptrons
     refit    rows                          -> texts of trees, or weights of linear models, with given parameters
 
 An error in a unit is kept until the unit's `end`, so the backend can always go on sending.
@@ -26,6 +27,7 @@ An error in a unit is kept until the unit's `end`, so the backend can always go 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -337,6 +339,18 @@ class TrainerServer:
             self._refuse(error)
 
     def on_linear(self, header: Header, payloads: Payloads) -> None:
+        from mop_udf.training import linear
+
+        self._search_whole(header, payloads, linear.search)
+
+    def on_mlp(self, header: Header, payloads: Payloads) -> None:
+        from mop_udf.training import perceptrons
+
+        limits = {name: header[name] for name in ("dimensions", "most", "seed")}
+        self._search_whole(header, payloads, functools.partial(perceptrons.search, **limits))
+
+    def _search_whole(self, header: Header, payloads: Payloads, search: Callable[..., list[Any]]) -> None:
+        """Answer with the trials of models that are trained whole, and with the weights and the answers of the best."""
         try:
             from mop_udf.training import linear
 
@@ -344,7 +358,7 @@ class TrainerServer:
             train, valid = (linear.rows_of(shapes, weighted, given) for shapes, weighted in header["rows"])
             codes, pieces = linear.read_design(header)
             limits = {name: header[name] for name in ("classes", "until", "kept")}
-            trials = linear.search(train, valid, codes, pieces, **limits)
+            trials = search(train=train, valid=valid, codes=codes, pieces=pieces, **limits)
             kept = [(number, one.weights, one.answers) for number, one in enumerate(trials) if one.answers is not None]
             answer = {"trials": [one.to_json() for one in trials], "kept": [number for number, _, _ in kept]}
             weights = (linear.flat(own) for _, own, _ in kept)
@@ -359,12 +373,17 @@ class TrainerServer:
         try:
             given, classes = iter(payloads), header["classes"]
             ((shapes, is_weighted),) = header["rows"]
-            if header["family"] == "linear":
-                from mop_udf.training import linear
+            if header["family"] in ("linear", "mlp"):
+                from mop_udf.training import linear, perceptrons
 
-                models = [tuple(own) for own in header["models"]]
-                rows = linear.rows_of(shapes, is_weighted, given)
-                found = linear.refit(rows, *linear.read_design(header), classes, models)
+                rows, (codes, pieces) = linear.rows_of(shapes, is_weighted, given), linear.read_design(header)
+                if header["family"] == "linear":
+                    models = [tuple(own) for own in header["models"]]
+                    found = linear.refit(rows, codes, pieces, classes, models)
+                else:
+                    recipes = [(perceptrons.Recipe.read(params), passes) for params, passes in header["models"]]
+                    dimensions, seed = header["dimensions"], header["seed"]
+                    found = perceptrons.refit(rows, codes, dimensions, pieces, classes, recipes, seed)
                 self.channel.send({}, *map(linear.flat, found))
             else:
                 from mop_udf.training import boosting

@@ -23,7 +23,7 @@ class Body:
     `residual`: blocks of two layers around which the input is added, with LayerNormalization (Gorishniy et al. 2021,
     "Revisiting Deep Learning Models for Tabular Data", section 3.2). `gated`: each layer is multiplied by a second one of
     sigmoid units (Dauphin et al. 2017, "Language Modeling with Gated Convolutional Networks", section 2). `pieces`: numbers
-    are also given piece by piece (see `Pieces`).
+    are also given piece by piece (see `Pieces`). `activation`: of the dense layers.
     """
 
     units: tuple[int, ...]
@@ -31,6 +31,7 @@ class Body:
     residual: bool = False
     gated: bool = False
     pieces: bool = False
+    activation: str = "relu"
 
 
 # The names that mop_architecture takes. Most have no Dropout: decay of the weights does as well, and XLA, which is several
@@ -196,17 +197,18 @@ class _Net:
         """The dense layers; returns the name of the last."""
         if not body.residual:
             for units in body.units:
-                last = self._dropped(self._gated(last, units) if body.gated else self._relu(last, units), body)
+                layer = self._gated(last, units) if body.gated else self._dense(last, units, body)
+                last = self._dropped(layer, body)
             return last
         last = self.add("Dense", [last], units=body.units[0])
         for units in body.units:
             inner = self.add("LayerNormalization", [last])
-            inner = self._dropped(self._relu(inner, units), body)
+            inner = self._dropped(self._dense(inner, units, body), body)
             last = self.add("Add", [last, self.add("Dense", [inner], units=body.units[0])])
         return self.add("Activation", [self.add("LayerNormalization", [last])], activation="relu")
 
-    def _relu(self, last: str, units: int) -> str:
-        return self.add("Dense", [last], units=units, activation="relu")
+    def _dense(self, last: str, units: int, body: Body) -> str:
+        return self.add("Dense", [last], units=units, activation=body.activation)
 
     def _gated(self, last: str, units: int) -> str:
         gate = self.add("Dense", [last], units=units, activation="sigmoid")

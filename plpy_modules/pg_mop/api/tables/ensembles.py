@@ -22,8 +22,9 @@ from mop_udf.architecture import architecture
 from mop_udf.params import params
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
-from pg_mop.api.tables import boosting, linear
+from pg_mop.api.tables import boosting, dense_inputs, linear, perceptrons, trained
 from pg_mop.api.tables.named_models import Version, add_version, check_writable, version_of, with_shapes
+from pg_mop.api.tables.trained import Trained
 from pg_mop.backend import weights
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
@@ -50,32 +51,29 @@ CANDIDATES = 32  # models of the least validation loss, among which an ensemble 
 MOST_ROWS, LEAST_ROWS = 20_000, 500  # that choose
 MOST_BYTES = 256 << 20  # of these rows, of all candidates' answers, and of the weights of an ensemble
 CHUNK_ROWS = 10_000  # that a model answers for at a time
-FOR_LINEAR, LEAST_SECONDS = (
-    0.15,
-    0.5,
-)  # of the time of other families than nets: the share of linear models, and the least
+SHARES = {
+    trained.LINEAR: 0.1,
+    trained.BOOSTING: 0.45,
+    trained.MLP: 0.45,
+}  # of the time of families but nets, in their order
+LEAST_SECONDS = 0.5  # of each
 Computer = Callable[[Sequence["np.ndarray"]], "np.ndarray"]  # inputs [rows, ...] -> the output [rows, ...]
 
 
 @dataclass
 class Member:
-    """A net, the `model` with the number `key` of the model table, without its weights; or a linear model, the trial `key`
-    with its `architecture` and with its weights as `text`; or boosted trees, the trial `key` with its `text`. `size`: bytes of
-    the weights, or of the text; `info`: for the version's details; `weight`: its share of the answer."""
+    """A net, the `model` with the number `key` of the model table, without its weights; or the trial `key` of another `family`:
+    its `content` is LightGBM's text, or the weights of the net `architecture` (JSON). `size`: bytes of the weights or of the
+    text; `info`: for the version's details; `weight`: its share of the answer."""
 
+    family: str
     key: int
     size: int
     info: dict[str, Any]
     model: StoredModel | None = None
-    text: bytes = b""
+    content: bytes = b""
     architecture: str | None = None
     weight: float = 0.0
-
-    @property
-    def family(self) -> str:
-        if self.model is not None:
-            return boosting.NETS
-        return boosting.BOOSTING if self.architecture is None else boosting.LINEAR
 
     @property
     def net(self) -> tuple[str, dict[str, Any]]:
@@ -90,7 +88,7 @@ class Member:
         """SQL: the weights, or the text."""
         if self.model is not None:
             return f"({self.model.source.sql})"
-        return f"decode('{base64.b64encode(self.text).decode()}', 'base64')"
+        return f"decode('{base64.b64encode(self.content).decode()}', 'base64')"
 
     def to_json(self) -> dict[str, Any]:
         """What the version's details have of it; `bytes`: weights of nets stand in this order, then texts of trees."""
@@ -114,12 +112,12 @@ class Ensemble:
 
     @property
     def nets(self) -> list[Member]:
-        """The members that are nets of Keras: linear models are, too."""
-        return [member for member in self.members if member.family != boosting.BOOSTING]
+        """The members that are nets of Keras: linear models and perceptrons are, too."""
+        return [member for member in self.members if member.family != trained.BOOSTING]
 
     @property
     def trees(self) -> list[Member]:
-        return [member for member in self.members if member.family == boosting.BOOSTING]
+        return [member for member in self.members if member.family == trained.BOOSTING]
 
     def to_json(self) -> dict[str, Any]:
         """The key `ensemble` of a version's details."""
@@ -182,7 +180,7 @@ def mop_ensemble(
     """
     Metric.read(metric)
     db.check_engine("mop_ensemble")
-    most, seconds = members_of_call("members", members), boosting.seconds_of(db, time_limit)
+    most, seconds = members_of_call("members", members), trained.seconds_of(db, time_limit)
     if name is None or db.find_table(name) is None:
         db.output_table(name)
     else:
@@ -193,7 +191,7 @@ def mop_ensemble(
     rows = Rows(db, validation_table, is_balanced, metric)
     others = Others()
     if trained_on is not None:
-        own = boosting.families_of(families)
+        own = trained.families_of(families)
         others.train(db, session, trained_on, rows, own, seconds, families is not None or not has_nets)
     found = choose(db, session, model_table, candidates, rows, most, others)
     call = ", ".join(map(quote_literal, (model_table, validation_table, name)))
@@ -205,26 +203,17 @@ def mop_ensemble(
     return add_version(db, name, found.version(details=details, description=description, statement=statement))
 
 
-@dataclass
-class Others:
-    """The models of other families than nets, that may be members."""
-
-    boosted: boosting.Boosted | None = None
-    straight: linear.Linear | None = None
-
-    @property
-    def are_none(self) -> bool:
-        return self.boosted is None and self.straight is None
+class Others(dict[str, Trained]):
+    """{family: its trials} of other families than nets, whose models may be members."""
 
     @property
     def seconds(self) -> float:
         """That their training took."""
-        return sum(own.seconds for own in (self.boosted, self.straight) if own is not None)
+        return sum(own.seconds for own in self.values())
 
     def to_json(self) -> dict[str, Any]:
         """The keys of a version's details."""
-        trials = {boosting.BOOSTING: self.boosted, boosting.LINEAR: self.straight}
-        return {family: own.to_json() for family, own in trials.items() if own is not None}
+        return {family: own.to_json() for family, own in self.items()}
 
     def train(
         self,
@@ -241,25 +230,27 @@ class Others:
         trained for such rows, that is an error. Raises MopError."""
         until = time.monotonic() + seconds
         reasons = obstacles(rows.transform, families)
-        possible = [family for family, reason in reasons.items() if reason is None]
+        possible = [family for family in SHARES if reasons.get(family, "") is None]
         if is_needed and not possible:
             raise MopError(
                 f'"{packed_text}" can have nets alone: {"; ".join(str(reason) for reason in reasons.values())}',
-                hint=f"families => '{boosting.NETS}'",
+                hint=f"families => '{trained.NETS}'",
             )
-        if boosting.LINEAR in possible:
-            share = 1.0 if len(possible) == 1 else FOR_LINEAR
-            self.straight = linear.train(db, session, packed_text, rows.target, rows.is_balanced, share * seconds)
-        if boosting.BOOSTING in possible:
-            left = max(LEAST_SECONDS, until - time.monotonic())
-            self.boosted = boosting.train(
-                db, session, packed_text, rows.target, rows.is_balanced, left, most_trials, rows.metric.objective
-            )
+        given = db, session, packed_text, rows.target, rows.is_balanced
+        for number, family in enumerate(possible):
+            share = SHARES[family] / sum(SHARES[later] for later in possible[number:])
+            part = max(LEAST_SECONDS, share * (until - time.monotonic()))
+            if family == trained.LINEAR:
+                self[family] = linear.train(*given, part)
+            elif family == trained.BOOSTING:
+                self[family] = boosting.train(*given, part, most_trials, rows.metric.objective)
+            else:
+                self[family] = perceptrons.train(*given, part, most_trials)
 
 
 def obstacles(transform: Transform, families: Collection[str]) -> dict[str, str | None]:
     """Why these families but nets cannot be trained for rows of a transform; None: they can."""
-    why = {boosting.LINEAR: linear.obstacle, boosting.BOOSTING: boosting.obstacle}
+    why = dict.fromkeys(SHARES, dense_inputs.obstacle) | {trained.BOOSTING: boosting.obstacle}
     return {family: own(transform) for family, own in why.items() if family in families}
 
 
@@ -288,16 +279,20 @@ def choose(
     """The ensemble of at most `most` of the `candidates` among the models of a table and of the `others` that is best on
     validation rows. After `seconds`, no other net answers. Raises MopError."""
     ends = time.monotonic() + seconds
-    boosted, straight = others.boosted, others.straight
     tried: list[Member] = []
     answers: list[np.ndarray] = []
     shape: tuple[Any, ...] | None = None
-    for number, text, outputs in () if boosted is None else boosted.kept:
-        trial = boosted.trials[number - 1]  # type: ignore[union-attr]
-        tried.append(
-            Member(number, len(text), {name: trial[name] for name in ("params", "rounds", "seconds")}, text=text)
-        )
-        answers.append(rows.kept(outputs))
+
+    def take(family: str, own: Trained) -> None:
+        for one in own.kept:
+            # (all nets of an ensemble have as many units)
+            if one.architecture is None or shape is None or shape[-1] == one.answers.shape[1]:
+                content, net = one.content, one.architecture
+                tried.append(Member(family, one.number, len(content), one.info, None, content, net))
+                answers.append(rows.kept(one.answers))
+
+    if trained.BOOSTING in others:
+        take(trained.BOOSTING, others[trained.BOOSTING])
     with _computers(db, session) as computer_of:
         for info in candidates:
             if tried and time.monotonic() > ends:
@@ -315,12 +310,10 @@ def choose(
                 shape = own
                 answers.append(found)
                 params = {name: info[name] for name in ("compile_params", "fit_params")}
-                tried.append(Member(info["mst_key"], size, params, model))
-    for number, net, own_weights, outputs in () if straight is None else straight.kept:
-        if shape is None or shape[-1] == outputs.shape[1]:  # (all nets of an ensemble have as many units)
-            params = straight.trials[number - 1]["params"]  # type: ignore[union-attr]
-            tried.append(Member(number, len(own_weights), {"params": params}, None, own_weights, net))
-            answers.append(rows.kept(outputs))
+                tried.append(Member(trained.NETS, info["mst_key"], size, params, model))
+    for family, own_trials in others.items():
+        if family != trained.BOOSTING:
+            take(family, own_trials)
     if not tried:
         raise MopError(
             f'"{model_table}" has no models for an ensemble',
@@ -341,7 +334,7 @@ def choose(
     )
     members = sorted((m for m in tried if m.weight), key=lambda m: (-m.weight, m.family, m.key))
     value, alone = rows.values(mean, together)
-    transform = next((own.transform for own in (boosted, straight) if own is not None), rows.transform)
+    transform = next((own.transform for own in others.values()), rows.transform)
     trained_on = with_shapes(members[0].model) if members[0].model is not None else transform
     decided = rows.decide(mean, trained_on)
     return Ensemble(members, rows.metric, value, alone, len(tried), rows.count, transform, decided)
@@ -386,7 +379,7 @@ def nets_of(db: Database, table: Table, version: int) -> list[NetOf] | None:
             return None
         places = ensemble.members_of(json.loads(net))
         members = json.loads(row["members"]) if places else []
-        sizes = [member["bytes"] for member in members if member.get("family") != boosting.BOOSTING]
+        sizes = [member["bytes"] for member in members if member.get("family") != trained.BOOSTING]
         if not all(isinstance(one, int) and one >= 0 for one in sizes):
             raise ValueError("a number of bytes is none")
     if [len(sizes), sum(sizes)] != [len(places), size if places else 0]:
@@ -461,7 +454,7 @@ class Rows:
         most = max(LEAST_ROWS, MOST_BYTES // (4 * math.prod(target.shape) * (CANDIDATES + boosting.KEPT)))
         self._is_log_loss = self.metric.name == "log_loss"  # it needs the probability of one class of a row alone
         arrays = packed_rows.read(db, packed, MOST_ROWS if self._is_log_loss else min(MOST_ROWS, most), MOST_BYTES)
-        self.target = boosting.target_of(packed, arrays, self.is_balanced)
+        self.target = trained.target_of(packed, arrays, self.is_balanced)
         self.inputs, self._truth, self.count = self.target.inputs, self.target.truth, len(self.target.truth)
         self._own_weights = self.target.own_weights
         self._codes = self._truth.argmax(1)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from mop_udf.aggregate import Session
 from pg_mop.api.common.model_table import StoredModel
-from pg_mop.api.tables import boosting, linear, time_shares
-from pg_mop.api.tables.ensembles import Ensemble, Others, Rows
+from pg_mop.api.tables import boosting, linear, perceptrons, time_shares, trained
+from pg_mop.api.tables.ensembles import Ensemble, Member, Others, Rows
 from pg_mop.api.tables.steps import Steps
 from pg_mop.backend import weights
 from pg_mop.backend.database import Database
@@ -33,30 +33,30 @@ START = 1.5  # seconds that packing and a run of nets take, beside training
 def without_nets(
     db: Database, session: Session, packed_text: str, rows: Rows, members: Ensemble, used: int, seconds: float
 ) -> int:
-    """Train trees and linear models again, on at most `used` rows of the training table and on the validation `rows`; returns
-    how many members it were. Trees that have taken longer than `seconds` allow stay as they are. Raises MopError."""
-    straight = [member for member in members.members if member.family == boosting.LINEAR]
-    trees = members.trees
-    rounds = sum(member.info["seconds"] for member in trees) * (used + rows.count) / max(1, used)
-    if rounds > seconds:
-        trees = []
-    if not straight and not trees:
+    """Train trees, linear models and perceptrons again, on at most `used` rows of the training table and on the validation
+    `rows`; returns how many members it were. What has taken longer than `seconds` allow stays as it is. Raises MopError."""
+    growth, chosen = (used + rows.count) / max(1, used), defaultdict[str, list[Member]](list)
+    for member in members.members:  # those with the most weight first
+        if member.family != trained.NETS and growth * member.info["seconds"] <= seconds:
+            chosen[member.family].append(member)
+            seconds -= growth * member.info["seconds"]
+    if not chosen:
         return 0
     with db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
         packed = PackedTable(db, packed_text, "packed table")
         arrays = packed_rows.read(db, packed, used, boosting.MOST_BYTES)
-        training = boosting.target_of(packed, arrays, rows.is_balanced).joined(rows.target, rows.is_balanced)
-    if straight:
-        params = [member.info["params"] for member in straight]
-        for member, (net, values) in zip(straight, linear.refit(db, session, packed.transform, training, params)):
-            member.architecture, member.text = net, values
-    if trees:
-        models = [(member.info["params"], member.info["rounds"]) for member in trees]
-        for member, text in zip(
-            trees, boosting.refit(db, session, packed.transform, training, models, rows.metric.objective)
-        ):
-            member.text, member.size = text, len(text)
-    return len(straight) + len(trees)
+        training = trained.target_of(packed, arrays, rows.is_balanced).joined(rows.target, rows.is_balanced)
+    for family, own in chosen.items():
+        infos = [member.info for member in own]
+        if family == trained.BOOSTING:
+            objective = rows.metric.objective
+            for member, text in zip(own, boosting.refit(db, session, packed.transform, training, infos, objective)):
+                member.content, member.size = text, len(text)
+        else:
+            nets = linear.refit if family == trained.LINEAR else perceptrons.refit
+            for member, (net, content) in zip(own, nets(db, session, packed.transform, training, infos)):
+                member.architecture, member.content = net, content
+    return sum(map(len, chosen.values()))
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def run(
     until, count, of = time.monotonic() + seconds, 0, 1 if members is None else len(members.members)
     try:
         if members is not None and rows is not None:
-            used = max((own.rows for own in (others.boosted, others.straight) if own is not None), default=0)
+            used = max((own.rows for own in others.values()), default=0)
             count += without_nets(call.db, session, n["packed"], rows, members, used, seconds)
             session.give_back()  # the nets may need the trainer
         nets = [] if members is None else [member for member in members.nets if member.model is not None]

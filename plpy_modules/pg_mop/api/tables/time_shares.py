@@ -43,6 +43,11 @@ class TimeShares:
         """A step to come certainly takes so many seconds: the steps before it leave them."""
         self._needs[step] = seconds
 
+    def leave_out(self, step: str) -> None:
+        """A step to come does not come: the others divide its share."""
+        self._to_come.pop(step, None)
+        self.left_out.append(step)
+
     def part(self, step: str) -> float:
         """The seconds that a step to come would get if it began now."""
         shares = list(self._to_come)

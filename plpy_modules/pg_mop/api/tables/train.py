@@ -14,7 +14,6 @@ from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import with_trainer
 from pg_mop.api.search.folds import check_folds
 from pg_mop.api.tables import (
-    boosting,
     drawn_rows,
     ensembles,
     explained_training,
@@ -22,6 +21,7 @@ from pg_mop.api.tables import (
     reports,
     same_rows,
     time_shares,
+    trained,
     training_checks,
 )
 from pg_mop.api.tables.baselines import Contender, contenders
@@ -50,10 +50,12 @@ LEAST_STEPS = 500  # mini-batches of the longest trial: of few rows, it has more
 ROWS_A_SECOND = 50_000  # that a session trains on, roughly: of many rows, a trial has fewer passes
 RATES = (0.001, 0.002, 0.003, 0.005, 0.01)  # at the beginning of a trial; they fall to 0 by a cosine
 DECAYS = [0.01, 0.5, "log"]  # of weights
+LEAST_FOR_NETS = 8.0  # seconds of the search of nets, where perceptrons are trained, too: nets must be compiled
 TOGETHER = 4  # trials that go on at a time: few whole trials are better than many beginnings
 BALANCED = "balanced"  # as weight: each class counts as much as the others
 BALANCED_NOTE = "weight => 'balanced': probabilities are the table's; the prediction counts all classes alike."
 OF_SEARCH = ("", "_info", "_summary", "_trials")  # the ends of the names of a search's tables
+NAMES = {trained.LINEAR: "linear models", trained.BOOSTING: "boosting", trained.MLP: "perceptrons"}  # in the report
 ARGUMENTS = tuple(KINDS)
 
 
@@ -145,8 +147,8 @@ class Training:
         if arguments.max_trials is not None and arguments.max_trials < 1:
             raise MopError(f"max_trials must be at least 1, not {arguments.max_trials:g}")
         self.most_members = ensembles.members_of_call("ensemble", arguments.ensemble)
-        self.families = boosting.families_of(arguments.families)
-        self.has_nets = boosting.NETS in self.families
+        self.families = trained.families_of(arguments.families)
+        self.has_nets = trained.NETS in self.families
         if not self.has_nets:
             self._check_without_nets()
         layer_names(arguments.layers)
@@ -238,7 +240,7 @@ class Training:
 
     def _check_without_nets(self) -> None:
         """Raises MopError where the call asks for what nets alone have."""
-        a, hint = self.arguments, f"families => '{', '.join(boosting.FAMILIES)}'"
+        a, hint = self.arguments, f"families => '{', '.join(trained.FAMILIES)}'"
         asked = [name for name in ("folds", "layers") if getattr(a, name) is not None]
         if asked:
             raise MopError(f"{asked[0]} applies to nets, but this call trains none", hint=hint)
@@ -295,10 +297,11 @@ class Training:
                 metric = self.judged_by(kind)
                 self.tell_of_rows(steps, n, kind)
                 self._may_be_balanced(kind)
-                rows, others = self._train_others(session, n)
-                if not others.are_none and self.has_nets and self.times.part(time_shares.NETS) < LEAST_SECONDS:
+                reasons = self.without_others(n)
+                if self._is_too_short_for_nets(reasons):
                     self.has_nets = False
-                    times.left_out.append("nets")
+                    times.leave_out(time_shares.NETS)
+                rows, others = self._train_others(session, n, reasons)
                 if self.has_nets:
                     self.search_nets(steps, n, kind)
                 with db.undone():
@@ -543,7 +546,7 @@ class Training:
     @property
     def timed_steps(self) -> list[str]:
         """The steps that the time limit is divided among."""
-        has_others = self.families != (boosting.NETS,)
+        has_others = self.families != (trained.NETS,)
         steps = {
             time_shares.OTHERS: has_others,
             time_shares.NETS: self.has_nets,
@@ -560,19 +563,36 @@ class Training:
 
     def without_others(self, n: dict[str, str]) -> dict[str, str | None]:
         """Why this call trains no models of its families but nets; None: it trains them."""
-        families = [family for family in self.families if family != boosting.NETS]
+        families = [family for family in self.families if family != trained.NETS]
         if "valid" not in self.parts:
             return dict.fromkeys(families, "they need a validation part, which chooses among them")
         with self.db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
             return ensembles.obstacles(PackedTable(self.db, n["packed"], "packed table").transform, families)
 
-    def _train_others(self, session: Any, n: dict[str, str]) -> tuple[Any, ensembles.Others]:
-        """The validation rows, if they are needed, and the models of other families than nets."""
-        others, reasons = ensembles.Others(), self.without_others(n)
+    def _is_too_short_for_nets(self, reasons: dict[str, str | None]) -> bool:
+        """Whether perceptrons take the place of nets, because the time is too short to compile these. `reasons`: why other
+        families are not trained."""
+        if (
+            not self.has_nets
+            or self.present is not None
+            or trained.MLP not in reasons
+            or reasons[trained.MLP] is not None
+        ):
+            return False
+        if self.arguments.families is not None or self.arguments.layers is not None:
+            return False
+        return self.times.planned(time_shares.NETS) < LEAST_FOR_NETS
+
+    def _train_others(
+        self, session: Any, n: dict[str, str], reasons: dict[str, str | None]
+    ) -> tuple[Any, ensembles.Others]:
+        """The validation rows, if they are needed, and the models of other families than nets. `reasons`: as of
+        `without_others`."""
+        others = ensembles.Others()
         if all(reasons.values()) and not self.has_nets:
             raise MopError(
                 f"no model can be trained: {'; '.join(sorted(set(map(str, reasons.values()))))}",
-                hint=f"families => '{boosting.NETS}'",
+                hint=f"families => '{trained.NETS}'",
             )
         for family, reason in reasons.items():
             if reason is not None and self.arguments.families is not None:
@@ -730,7 +750,7 @@ class Training:
         if "valid" not in self.parts:
             return None
         search, more = n["search"] if self.has_nets else None, {}
-        if not others.are_none:
+        if others:
             families = ", ".join(others.to_json())
             more = {"trained_on": n["packed"], "families": families, "time_limit": f"{others.seconds:.1f} s"}
         self.statements.append(
@@ -924,11 +944,10 @@ def _of_refit(refit: dict[str, Any]) -> str:
 def _of_trials(details: dict[str, Any]) -> str:
     """How many models have been tried, and how long."""
     found = []
-    for family in (boosting.LINEAR, boosting.BOOSTING):
+    for family, name in NAMES.items():
         if family in details:
             own, rows = details[family], details.get("drawn", {}).get("train", details["rows"]["train"])
             part = f" on {own['rows']} of the rows" if own["rows"] < rows else ""
-            name = "linear models" if family == boosting.LINEAR else "boosting"
             found.append(f"{len(own['trials'])} of {name}{part} in {own['seconds']:.0f} s")
     if details["trials"]:
         found.append(f"{details['trials']} of nets in {details['seconds']['nets']:.0f} s")
@@ -936,10 +955,12 @@ def _of_trials(details: dict[str, Any]) -> str:
 
 
 def _of_trial(trial: dict[str, Any]) -> str:
-    if trial.get("family") == boosting.BOOSTING:
+    if trial.get("family") == trained.BOOSTING:
         return f"boosted trees, {json.dumps(trial['params'])}, after {trial['rounds']} rounds"
-    if trial.get("family") == boosting.LINEAR:
+    if trial.get("family") == trained.LINEAR:
         return f"linear model, {json.dumps(trial['params'])}"
+    if trial.get("family") == trained.MLP:
+        return f"perceptron, {json.dumps(trial['params'])}"
     return (
         f"net {trial['net']}, {trial['compile_params']}, {trial['fit_params']}, after {trial['iterations']} iterations"
     )

@@ -1,0 +1,62 @@
+"""Multilayer perceptrons for the rows of packed tables: trained whole in the session's trainer, candidates of an ensemble.
+
+They are nets of Keras over the same packed columns as those of mop_architecture. For tables of some ten thousand rows, a trial
+takes less time than a framework needs to compile it; larger tables, texts and images are for the search of nets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mop_udf.aggregate import Session
+from pg_mop.api.tables import dense_inputs
+from pg_mop.api.tables.dense_inputs import DenseInputs
+from pg_mop.api.tables.trained import MLP, Target, Trained
+from pg_mop.backend import settings
+from pg_mop.backend.database import Database
+from pg_mop.columns import Transform
+from pg_mop.plan import nets
+
+KEPT = 8  # trials that may be members
+MOST_TRIALS = 300
+CELLS_PER_SECOND = 100_000  # elements of training rows, for each second: a trial has some passes over them
+
+
+def train(
+    db: Database,
+    session: Session,
+    packed_text: str | None,
+    valid: Target,
+    is_balanced: bool,
+    seconds: float,
+    most_trials: float | None = None,
+) -> Trained:
+    """Search perceptrons on a packed table for so many seconds; `valid`: the rows that judge. Raises MopError."""
+    seed = settings.load(db)["seed"]
+    most = int(min(MOST_TRIALS, most_trials or MOST_TRIALS))
+    request = {"op": MLP, "kept": KEPT, "most": most, "seed": 1 if seed is None else seed}
+    return dense_inputs.search(
+        db, session, packed_text, valid, is_balanced, seconds, CELLS_PER_SECOND, request, _info, _net
+    )
+
+
+def refit(
+    db: Database, session: Session, transform: Transform, rows: Target, infos: Sequence[dict[str, Any]]
+) -> list[tuple[str, bytes]]:
+    """(architecture, weights) of the models of these `infos`, trained on `rows`. Raises MopError."""
+    inputs, seed = DenseInputs(transform), settings.load(db)["seed"]
+    models = [[info["params"], info["passes"]] for info in infos]
+    request = {"op": "refit", "family": MLP, "models": models, "seed": 1 if seed is None else seed}
+    _, payloads = dense_inputs.asked(db, session, inputs, [rows], request)
+    return [_net(inputs, info, bytes(weights)) for info, weights in zip(infos, payloads, strict=True)]
+
+
+def _info(trial: dict[str, Any]) -> dict[str, Any]:
+    return {name: trial[name] for name in ("params", "passes", "seconds")}
+
+
+def _net(inputs: DenseInputs, info: dict[str, Any], weights: bytes) -> tuple[str, bytes]:
+    params = info["params"]
+    body = nets.Body(tuple(params["units"]), pieces=params["pieces"], activation=params["activation"])
+    return inputs.net(body, weights, inputs.dimensions())
