@@ -307,7 +307,9 @@ class TrainerServer:
             x, others = (np.frombuffer(p, "<f4").reshape(s) for p, s in ((payloads[0], shape), (payloads[2], other)))
             targets = np.frombuffer(payloads[1], "<f8")
             limits = header["seconds"], header["threads"]
-            found = baselines.predictions(x, targets, others, header["regression"], *limits)
+            words = [np.frombuffer(p, "<f4").reshape(s) for p, s in zip(payloads[3:], header["words"])]
+            texts = list(zip(words[::2], words[1::2]))
+            found = baselines.predictions(x, targets, others, header["regression"], *limits, texts)
             self.channel.send(
                 {"names": [name for name, _, _ in found], "classes": [classes for _, classes, _ in found]},
                 *(np.ascontiguousarray(made, "<f8").reshape(-1).view(np.uint8) for _, _, made in found),

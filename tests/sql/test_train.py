@@ -42,7 +42,8 @@ def test_the_report_has_the_result_the_baselines_and_the_statements(people, leav
     assert 'Version 1 of model "leaving" predicts leaves (classification).' in leaving
     assert "majority: log_loss" in leaving and "gradient boosting: log_loss" in leaving and "95 % interval" in leaving
     statements = [line.strip() for line in leaving.split("The steps by hand:\n")[1].splitlines()]
-    steps = ["split", "pack", "pack", "architecture", "search", "ensemble"]
+    last = "ensemble" if "weighted mean" in leaving else "deploy"
+    steps = ["split", "pack", "pack", "architecture", "search", last]
     assert [s.split("mop_")[1].split("(")[0] for s in statements] == steps
 
 
@@ -413,8 +414,9 @@ def test_folds_of_the_training_part_choose_in_place_of_a_validation_part(people)
         "mop_pack",
         "mop_architecture",
         "mop_search",
+        "mop_deploy",
     ]
-    assert "valid => 0" in statements[0] and "folds => 5" in statements[-1]
+    assert "valid => 0" in statements[0] and "folds => 5" in statements[-2]
     assert "folded_valid" not in relations(people, "folded%")
     means = people.value("SELECT details->'folds' FROM folded")
     info = people.run(
@@ -423,13 +425,43 @@ def test_folds_of_the_training_part_choose_in_place_of_a_validation_part(people)
     assert len(info["folds_metrics"]) == means["number"] == 5 and means["metric"] == "accuracy"
     assert means["mean"] == pytest.approx(info["folds_metrics_mean"])
     assert f"Over 5 folds of the training part: accuracy {means['mean']:.4g} (deviation" in report
-    # the kept tables are no leftovers of a call that failed, which the next call would drop
     assert "shuffled" in people.value("SELECT obj_description('folded_packed'::regclass)")
-    people.run("DROP TABLE folded")
-    error = people.error("SELECT mop_train('people', 'folded', target => 'leaves')")
-    assert '"folded_train" already exists' in str(error) and "DROP VIEW" in error.diag.message_hint
     assert "DROP VIEW" in people.value("SELECT obj_description('folded_train'::regclass)")
-    assert {"folded_packed", "folded_search"} <= relations(people, "folded%")
+
+
+def test_what_was_kept_of_a_dropped_model_hinders_no_other_of_its_name_and_folds_choose_without_a_validation_part(
+    people,
+):
+    people.run("DROP TABLE folded")
+    assert {"folded_packed", "folded_search", "folded_train"} <= relations(people, "folded%")
+    report = people.value(
+        "SELECT mop_train('people', 'folded', target => 'leaves', exclude => 'income', valid => 0, max_trials => 1, "
+        "time_limit => '2 min', baselines => FALSE, layers => 'linear')"
+    )
+    assert "Over 5 folds of the training part" in report and "folds => 5" in report
+    assert not {"folded_packed", "folded_search", "folded_train"} & relations(people, "folded%")
+
+
+def test_as_many_rows_of_a_large_table_are_used_as_the_time_allows(people):
+    pytest.importorskip("lightgbm", reason="not run: LightGBM is not installed (pip install lightgbm)")
+    people.run(
+        "CREATE TABLE many AS SELECT i AS id, i * 7 % 1009 AS a, i * 11 % 997 AS b, CASE WHEN i % 100 = 7 THEN 'rare' ELSE "
+        "(i * 7 % 1009 + i * 11 % 997 > 1000)::text END AS y, i % 5 AS day FROM generate_series(1, 100000) i"
+    )
+    report = people.value(
+        "SELECT mop_train('many', 'much', target => 'y', id => 'id', split => 'time', by => 'day', time_limit => '2 s', "
+        "families => 'boosting', keep => true)"
+    )
+    details = people.value("SELECT details FROM much")
+    drawn, parts = details["drawn"], details["rows"]
+    assert parts == {"train": 60000, "valid": 20000, "test": 20000}
+    assert 8_000 < drawn["test"] < 12_000 and 9_000 < drawn["train"] < 60_000 and drawn["valid"] < 20_000
+    assert f"Trained on {drawn['train']} of 60000 rows" in report
+    days = people.run("SELECT day, count(*) AS n FROM much_train_drawn GROUP BY 1 ORDER BY 1 DESC")
+    assert sum(row["n"] for row in days) == drawn["train"]
+    assert [row["day"] for row in days] == [2, 1, 0][: len(days)], "the latest rows train"
+    assert all(row["n"] == 20_000 for row in days[:-1])
+    assert people.value("SELECT count(*) FROM mop_predict('much', source => 'much_test')") == 20_000
 
 
 def test_folds_with_groups_never_part_a_group(people):

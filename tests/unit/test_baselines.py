@@ -7,6 +7,7 @@ from mop_udf.training import baselines
 
 pytest.importorskip("sklearn", reason="not run: scikit-learn is not installed (make install WITH=baseline)")
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
 GENERATOR = np.random.default_rng(5)
@@ -35,3 +36,18 @@ def test_many_classes_have_no_trees():
     assert [name for name, _, _ in baselines.predictions(X, np.arange(len(X)) % 201.0, X, False, 0.0, 1)] == [
         "linear model"
     ]
+
+
+def test_the_linear_model_sees_texts_by_the_weights_of_scikit_learn():
+    texts = ["a good day", "a bad day", "good good", "bad", "a day", "such a bad one"] * 10
+    y = np.array([float("good" in text) for text in texts])
+    vocabulary = {word: number for number, word in enumerate(sorted({w for t in texts for w in t.split()}), 2)}
+    words = np.zeros((len(texts), 4), "f4")
+    for row, text in enumerate(texts):
+        own = [vocabulary[word] for word in text.split()]
+        words[row, : len(own)] = own
+    none = np.zeros((len(texts), 0), "f4")
+    ((name, _, found),) = baselines.predictions(none, y, none, False, 600.0, 1, [(words, words)])
+    weights = TfidfVectorizer(token_pattern=r"\S+").fit_transform(texts)
+    assert name == "linear model"
+    assert np.allclose(found, LogisticRegression(max_iter=200).fit(weights, y).predict_proba(weights), atol=1e-3)

@@ -110,3 +110,19 @@ def test_intervals_are_as_wide_as_theory_says(rows):
 def test_a_measure_that_rows_do_not_have_has_no_interval():
     found = scores.intervals(lambda t, o: {"a": float("nan"), "b": 1.0}, np.zeros(5), np.zeros((5, 1)))
     assert found == {"b": (1.0, 1.0)}
+
+
+def test_a_paired_interval_tells_a_difference_from_chance():
+    random = np.random.default_rng(2)
+    truth = random.integers(0, 2, 4000)
+    right = np.where(random.random(4000) < 0.9, truth, 1 - truth)  # nine of ten answers
+    others = right.copy()
+    others[:2] = 1 - others[:2]
+    worse = np.where(random.random(4000) < 0.03, 1 - truth, right)
+
+    def of(answers):
+        return lambda rows: float((truth[rows] == answers[rows]).mean())
+
+    low, high = scores.paired_interval(of(right), of(others), len(truth))
+    assert low <= 0 <= high < 0.005
+    assert scores.paired_interval(of(right), of(worse), len(truth))[0] > 0.005

@@ -61,6 +61,8 @@ class OneHot(Column):
             raise MopError(
                 f'column "{source.name}" has {found["width"]} classes, more than {MAX_WIDTH}',
                 detail="Labels are encoded one-hot: every distinct value is a class.",
+                hint="An identifier is no target. Name a coarser column, or one that a query makes: "
+                f"SELECT *, left({quote_identifier(source.name)}::text, 3) AS class FROM ...",
             )
         parameters = {"classes": found["classes"], "sql_type": kind.shown}
         return cls(source.name, parameters, kind, kind, f"{quote_literal(found['written'])}::{kind.sql}[]")

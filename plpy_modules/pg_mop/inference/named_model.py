@@ -45,6 +45,7 @@ IS_SAFE = (
     + "))"
 )
 MOST_ELEMENTS = 1 << 26  # of a row of an input
+DRAWN_OF = 1 << 30  # positions of rows in a draw
 PROBABILITY_BYTES = 100  # of a class in an answer: Python's numbers, their text, and JSON
 MOST_TEXTS = 100_000  # numbers that are written at a time
 NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # the character U+0000 in JSON
@@ -554,12 +555,29 @@ class RowReader:
                 )
         if answers:
             check_missing(model, self.missing)
+        self._where = ""
+
+    def draw(self, most: int) -> int | None:
+        """Of more than `most` rows, read so many: a random draw, always of the same rows. Returns the number of all rows where
+        some are left out."""
+        with self.db.caller_path():
+            (row,) = self.db.plpy.execute(f"SELECT pg_catalog.count(*) AS n FROM {self.origin} t")
+        if row["n"] <= most:
+            return None
+        # an anonymous row: a cast of a table's row to text could be another role's function
+        columns = ", ".join(f"t.{quote_identifier(name)}" for name in self.types if name in self.columns)
+        place = f"pg_catalog.hashtextextended(ROW({columns})::pg_catalog.text, 1::bigint)"
+        bound = math.ceil(most / row["n"] * DRAWN_OF)
+        self._where = (
+            f"WHERE ({place} OPERATOR(pg_catalog.&) {DRAWN_OF - 1}::bigint) OPERATOR(pg_catalog.<) {bound}::bigint"
+        )
+        return int(row["n"])
 
     def sql(self, extra: Sequence[str] = ()) -> str:
         """SQL: wires w0, w1, ... and further expressions e0, e1, ... of each row."""
         entries = [f"{wire} AS w{i}" for i, wire in enumerate(self.model.wires_sql())]
         entries += [f"__mop_e{i} AS e{i}" for i in range(len(extra))]
-        return f"SELECT {', '.join(entries)} FROM {self.values_sql(extra)}"
+        return f"SELECT {', '.join(entries)} FROM {self.values_sql(extra, self._where)}"
 
     def values_sql(self, extra: Sequence[str] = (), where: str = "") -> str:
         """SQL after FROM: the rows, their columns with the types of training, and further expressions __mop_e0, ...

@@ -6,10 +6,11 @@ The sizes are estimates that are rather too small, of one processor of the year 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 
 LOOKED_AT = 1000  # rows whose width is measured
 ROW, CELL, BYTE = (
@@ -80,8 +81,18 @@ def condition(share: float, columns: Sequence[str]) -> str:
     return f"(hashtextextended({text_of(columns)}, 1) & {POSITIONS - 1}) < {math.ceil(share * POSITIONS)}"
 
 
-def latest(share: float, view: str, column: str) -> str:
-    """SQL: whether a row t of a view is among the latest share of its rows by a column."""
+def latest(
+    read: Callable[[str], list[tuple[Any, ...]]], view: str, column: str, rows: int, of: int, keys: Sequence[str]
+) -> str:
+    """SQL: whether a row t is among the latest `rows` of the `of` rows of a view by a column; of equal times, a random share.
+
+    `read(sql)`: the rows of a query; `keys`: columns that tell rows apart.
+    """
     name = quote_identifier(column)
-    least = f"SELECT percentile_disc({1 - share!r}) WITHIN GROUP (ORDER BY {name}) FROM {view}"
-    return f"t.{name} >= ({least})"
+    ((cut, later, equal),) = read(
+        f"SELECT c.cut::text, count(*) FILTER (WHERE t.{name} > c.cut), count(*) FILTER (WHERE t.{name} = c.cut) "
+        f"FROM (SELECT percentile_disc({1 - rows / of!r}) WITHIN GROUP (ORDER BY {name}) AS cut FROM {view}) c, {view} t "
+        "GROUP BY c.cut"
+    )
+    least = quote_literal(cut)
+    return f"(t.{name} > {least} OR t.{name} = {least} AND {condition((rows - later) / equal, keys)})"

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pg_mop.api.tables import time_shares
-from pg_mop.api.tables.baselines import MOST_ROWS
+from pg_mop.api.tables.baselines import MOST_ROWS, START
 from pg_mop.api.tables.time_shares import TimeShares
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, error_of, is_cancel, step_message
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 SAMPLED = 50_000  # rows that are packed for the plan; a table with fewer training rows is packed as a whole
 POSITIONS = 1 << 20  # of hashes of rows, which draw the sample
 # seconds of simple models and of measuring, on a processor of the year 2024: a guess
-START = 1.5  # scikit-learn is imported
 PER_CELL, PER_ROW = 2.5e-7, 1e-5  # to train on an element of a row; to read, encode and measure a row
 TREES = 0.25  # of gradient boosting for each class, whatever the rows are
 SPREAD = (0.5, 2.0)  # seconds of what is guessed, as multiples
@@ -86,10 +85,11 @@ def explain(training: Training, prefix: str, names: dict[str, str], version: int
         training.begin(steps, prefix, names)
         training.split_rows(steps, prefix, names)
         seconds["split"] = time.monotonic() - began
-        parts, packed = dict(training.parts), names
+        training.drawn = training.most_rows(steps, names, training.times.begin(time_shares.PREPARE) + seconds["split"])
+        parts, packed = {**training.parts, **training.drawn}, names
         factor, sampled = 1.0, None
         if parts["train"] > SAMPLED:
-            packed = {**names, "train": _sample(db, names["train"], parts["train"])}
+            packed = {**names, "train": _sample(db, names["train"], training.parts["train"])}
             if "valid" in parts:  # a rare class or category may be missing in the sample: these rows have what it has
                 packed["valid"] = packed["train"]
             sampled = db.value(f"SELECT count(*) FROM {packed['train']}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mop_udf.aggregate import Session
@@ -37,7 +37,8 @@ class Measured:
 
     `truth`: class numbers, or numbers; `outputs`: [rows, units] in the target's terms; `labels`: of the units. A class that
     the model does not know (the last `unknown` ones) has a unit of its own with probability 0: its rows are errors. `output`:
-    the target's column of the model, which decides.
+    the target's column of the model, which decides. `inputs`: the rows as the model takes them, where the caller keeps them;
+    `drawn_of`: of how many rows these are drawn, or None.
     """
 
     def __init__(
@@ -45,6 +46,15 @@ class Measured:
     ) -> None:
         self.truth, self.outputs, self.labels, self.unknown = truth, outputs, labels, unknown
         self.output = output
+        self.inputs: list[np.ndarray] = []
+        self.drawn_of: int | None = None
+
+    @property
+    def absent(self) -> list[str]:
+        """The classes that training rows have, and these rows do not."""
+        known = len(self.labels) - self.unknown
+        counts = np.bincount(self.truth, minlength=known) if known else ()
+        return [label for label, count in zip(self.labels[:known], counts) if not count]
 
     def confusion(self) -> np.ndarray:
         """The number of rows [true class, predicted class]."""
@@ -67,27 +77,53 @@ class Measured:
         )
         return found.get(name)
 
+    def value(self, name: str, rows: np.ndarray, share: float | None = None) -> float:
+        """A measure of some rows, by their numbers; NaN where it is not defined."""
+        return self._of(self.truth[rows], self.outputs[rows], share).get(name, math.nan)
+
     def _of(self, truth: np.ndarray, outputs: np.ndarray, share: float | None) -> dict[str, float]:
         if not self.labels:
             return scores.regression(truth, outputs[:, 0], share)
         return scores.classification(truth, outputs, self.unknown, self.output.predicted(outputs))
 
 
-def measure(db: Database, session: Any, model: NamedModel, source: str | None) -> Measured:
-    """Predict for the rows of a source with a known target. Raises MopError."""
+def measure(
+    db: Database,
+    session: Any,
+    model: NamedModel,
+    source: str | None,
+    keeps: Callable[[Column], bool] | None = None,
+    most: int | None = None,
+) -> Measured:
+    """Predict for the rows of a source with a known target. Raises MopError.
+
+    `keeps`: the columns whose inputs are kept; `most`: of more rows, so many are drawn.
+    """
     reader = RowReader(db, source, model)
+    drawn_of = None if most is None else reader.draw(most)
     truth: list[Any] = []
     outputs = []
+    kept: list[list[np.ndarray]] = [[] for column in model.inputs if keeps is not None and keeps(column)]
     with computer_of(db, session, model) as computer:
         for chunk, targets in rows_with_target(reader, model):
-            outputs.append(model.outputs_of(computer, model.encode(computer, chunk)))
+            arrays = model.encode(computer, chunk)
+            outputs.append(model.outputs_of(computer, arrays))
             truth += targets
+            if keeps is not None:
+                for own, array in zip(kept, (a for a, column in zip(arrays, model.inputs) if keeps(column))):
+                    own.append(array)
     if not truth:
         raise MopError(
             f'no row has a value of target "{model.target}"', hint="A report needs rows whose target is known."
         )
     reader.tell_missing()
-    together = np.concatenate(outputs)
+    measured = _measured(db, model, truth, np.concatenate(outputs))
+    measured.inputs, measured.drawn_of = [np.concatenate(parts) for parts in kept], drawn_of
+    return measured
+
+
+def _measured(db: Database, model: NamedModel, truth: list[Any], together: np.ndarray) -> Measured:
+    """The outputs [rows, units] for rows with the targets `truth`, with a unit for each class that the model does not know."""
     if model.regression:
         return Measured(np.array(truth, "f8"), together, [], model.output)
     labels = model.labels(together.shape[1])

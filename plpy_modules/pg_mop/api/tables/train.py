@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import secrets
@@ -14,6 +15,7 @@ from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import with_trainer
 from pg_mop.api.search.folds import check_folds
 from pg_mop.api.tables import (
+    baselines,
     drawn_rows,
     ensembles,
     explained_training,
@@ -24,7 +26,7 @@ from pg_mop.api.tables import (
     trained,
     training_checks,
 )
-from pg_mop.api.tables.baselines import Contender, contenders
+from pg_mop.api.tables.baselines import Contender
 from pg_mop.api.tables.named_models import add_version, check_writable, step_prefix, switch, version_of
 from pg_mop.api.tables.pack import Options
 from pg_mop.api.tables.split import PRIMARY_KEY, SHARE, read_shares
@@ -52,10 +54,15 @@ RATES = (0.001, 0.002, 0.003, 0.005, 0.01)  # at the beginning of a trial; they 
 DECAYS = [0.01, 0.5, "log"]  # of weights
 LEAST_FOR_NETS = 8.0  # seconds of the search of nets, where perceptrons are trained, too: nets must be compiled
 TOGETHER = 4  # trials that go on at a time: few whole trials are better than many beginnings
+SHORT = 20.0  # seconds of a short search of nets
+TOGETHER_IN_SHORT = 2  # its trials that go on at a time: those that have begun at its end are finished
 BALANCED = "balanced"  # as weight: each class counts as much as the others
 BALANCED_NOTE = "weight => 'balanced': probabilities are the table's; the prediction counts all classes alike."
 OF_SEARCH = ("", "_info", "_summary", "_trials")  # the ends of the names of a search's tables
 NAMES = {trained.LINEAR: "linear models", trained.BOOSTING: "boosting", trained.MLP: "perceptrons"}  # in the report
+FOLDS = 5  # that choose where there is no validation part
+LEAST_SHARE = 0.05  # of the time limit, for packing; and for simple models, where that is less than they need to start
+SHOWN = 5  # classes that the report names
 ARGUMENTS = tuple(KINDS)
 
 
@@ -165,6 +172,7 @@ class Training:
         if arguments.folds is not None:
             self._check_folds()
         self.statements: list[str] = []
+        self.drawn: dict[str, int] = {}  # rows that are drawn of a part
         self.query: str | None = None  # the source with qualified names, where it is a query
         with rows_of(db, self.source) if not is_query(self.source) else view_of_query(db, str(self.source)) as rows:
             if len(split_names(self.target)) != 1:
@@ -200,6 +208,8 @@ class Training:
             )
         self.seconds = training_checks.seconds_until_timeout(db, self.seconds)
         self.times = TimeShares(self.seconds - (time.monotonic() - began), self.timed_steps)
+        if self.arguments.baselines is not False:
+            self.times.need(time_shares.BASELINES, min(baselines.START, LEAST_SHARE * self.seconds))
 
     def _count(self, rows: Any, steps: Any = None) -> None:
         self.rows = self._value(f"SELECT count(*) FROM {rows}", steps)
@@ -314,16 +324,18 @@ class Training:
             except BaseException:
                 steps.finish(self._dropping(n))
                 raise
+        if members is None:
+            self.statements.append(self._call("mop_deploy", [self.name, *place], {}))
         number = self._add(place, members, trial, kind, use)
         model = NamedModel.find(db, self.name, number)
         times.begin(time_shares.MEASURE)
-        measurement = reports.measure(db, session, model, n["test"])
+        measurement = reports.measure(db, session, model, n["test"], baselines.is_taken)
         metrics = measurement.measures(metric.share)
-        contenders_here = [Contender("pg_mop", metrics)]
+        contenders_here, comparison = [Contender("pg_mop", metrics)], ""
         if self.arguments.baselines is not False:
-            seconds = times.begin(time_shares.BASELINES)
-            contenders_here += contenders(db, session, model, n["train"], n["test"], seconds, metric.share)
-            times.end()
+            more, comparison = self._baselines(session, n, model, measurement, metrics, metric)
+            contenders_here += more
+        times.end()
         main = "r2" if model.regression else "accuracy"
         without = 0.0 if model.regression else scores.most_frequent(measurement.truth)
         training_checks.tell_giveaway(db, session, model, n["test"], main, metrics[main], without)
@@ -351,7 +363,30 @@ class Training:
         }
         self._complete(number, metrics, details)
         self._end_steps(n)
-        return self._report(number, model, metric, contenders_here, details, trial, switched)
+        said = [*_of_absent(measurement), *filter(None, [comparison])]
+        return self._report(number, model, metric, contenders_here, details, trial, switched, said)
+
+    def _baselines(
+        self,
+        session: Any,
+        n: dict[str, str],
+        model: NamedModel,
+        measured: reports.Measured,
+        own: dict[str, float],
+        metric: Metric,
+    ) -> tuple[list[Contender], str]:
+        """The simple models, and what is to say about them."""
+        seconds: float | None = self.times.begin(time_shares.BASELINES)
+        if not self.times.allows("simple models of scikit-learn", LEAST_SECONDS):
+            seconds = None
+        most = baselines.most_rows_in(model, seconds or 0.0)
+        examples = baselines.of_packed(self.db, model, n["packed"], most)
+        found = baselines.contenders(self.db, session, model, examples, measured, seconds, metric.share)
+        said = baselines.better(measured, own, found, metric)
+        if len(examples.truth) < examples.of and len(found) > 1:
+            rows = f"The simple models are trained on {len(examples.truth)} of {examples.of} rows, drawn at random."
+            said = f"{rows}\n  {said}" if said else rows
+        return found, said or ""
 
     def _qualified(self, name: str) -> str:
         """A name with the schema in which the caller creates relations of that name."""
@@ -364,7 +399,9 @@ class Training:
     def begin(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         """Reserve the names of the steps' relations, and drop what an earlier call has left. Raises MopError."""
         self._reserve(prefix)
-        steps.run(self._dropping(n), quiet=True)
+        steps.run(
+            self._dropping(n, self._kept), quiet=True
+        )  # there is no such version: what was kept of one has no model
         for _, name in self._relations(n):
             self.db.output_table(name)
 
@@ -415,33 +452,58 @@ class Training:
             }
         if "test" not in self.parts:
             raise MopError("the split has no test part", hint="test => 0.2")
-        if a.folds is not None and "valid" in self.parts:
+        if a.folds is None and "valid" not in self.parts and self.has_nets:
+            self._choose_by_folds(n, steps)
+        elif a.folds is not None and "valid" in self.parts:
             raise MopError(
                 "folds and a validation part cannot be combined",
                 detail=f'Column "{by}" has rows of a validation part.',
                 hint="Leave out folds, or give these rows to the training part.",
             )
 
-    def draw_rows(self, steps: Steps, n: dict[str, str], preparing: float) -> None:
-        """Draw rows of the parts that are too large for the time limit; `preparing`: seconds for all of the preparation."""
-        self.drawn: dict[str, int] = {}
-        if max(self.parts.values()) <= drawn_rows.LEAST_VALID:
+    def _choose_by_folds(self, n: dict[str, str], steps: Any) -> None:
+        """There is no validation part: folds of the training part choose among nets, where they can. Raises MopError."""
+        if self.split == "time":
+            self.db.warning(
+                "there is no validation part, so the loss on training rows chooses",
+                detail="Folds would train on later rows than those that they are evaluated on.",
+                hint="valid => 0.2",
+            )
             return
-        sql = drawn_rows.width_sql(self.ref(n["train"]), self.columns)
-        ((width,),) = training_checks.read(steps, sql)
+        folds = FOLDS
+        if self.split == "group":
+            folds = max(2, min(FOLDS, self._groups(n["train"], steps)))
+        self.db.notice(f"there is no validation part: {folds} folds of the training part choose", hint="valid => 0.2")
+        self.arguments = dataclasses.replace(self.arguments, folds=folds, valid=0)
+        self._check_folds()
+
+    def most_rows(self, steps: Any, n: dict[str, str], preparing: float) -> dict[str, int]:
+        """How many rows the time limit allows, of the parts of which that is fewer than all; `preparing`: seconds for all of
+        the preparation."""
+        if max(self.parts.values()) <= drawn_rows.LEAST_VALID:
+            return {}
+        ((width,),) = training_checks.read(steps, drawn_rows.width_sql(self.ref(n["train"]), self.columns))
+        speed = drawn_rows.Speed.of(len(self.used), float(width))
         most = drawn_rows.most_rows(
             self.parts,
-            drawn_rows.Speed.of(len(self.used), float(width)),
-            packing=max(preparing - self.times.elapsed, 0.05 * self.seconds),
+            speed,
+            packing=max(preparing - self.times.elapsed, LEAST_SHARE * self.seconds),
             nets=self.times.planned(time_shares.NETS) if self.has_nets else 0.0,
             measuring=self.times.planned(time_shares.MEASURE),
             sessions=settings.cores(),
         )
-        for part, rows in most.items():
-            share, view = rows / self.parts[part], self.ref(n[part])
-            which = drawn_rows.condition(share, self.keys)
+        self.times.need(time_shares.MEASURE, most.get("test", self.parts.get("test", 0)) * speed.row)
+        return most
+
+    def draw_rows(self, steps: Steps, n: dict[str, str], preparing: float) -> None:
+        """Draw rows of the parts that are too large for the time limit; `preparing`: as for `most_rows`."""
+        for part, rows in self.most_rows(steps, n, preparing).items():
+            view, of = self.ref(n[part]), self.parts[part]
             if part == "train" and self.split == "time":  # old rows tell less about those to come
-                which = drawn_rows.latest(share, view, self.by)
+                read = functools.partial(training_checks.read, steps)
+                which = drawn_rows.latest(read, view, self.by, rows, of, self.keys)
+            else:
+                which = drawn_rows.condition(rows / of, self.keys)
             drawn = n[f"{part}_drawn"]
             sql = f"CREATE UNLOGGED TABLE {self.ref(drawn)} AS SELECT * FROM {view} t WHERE {which};"
             self.statements.append(sql)
@@ -623,7 +685,7 @@ class Training:
         loss, metrics = "categorical_crossentropy", ["accuracy"]
         if kind == "regression":
             loss, metrics = self.judged_by(kind).training_loss, ["mae"]
-        passes = passes_for(rows, small, seconds)
+        passes, together = passes_for(rows, small, seconds), TOGETHER if seconds >= SHORT else TOGETHER_IN_SHORT
         rates = [f"Cosine({rate if self.present is None else rate / 10:g}, {passes})" for rate in RATES]
         space = {
             "loss": [loss],
@@ -641,7 +703,7 @@ class Training:
             )
         arguments: dict[str, Any] = {
             "procedure": "asha",
-            "procedure_params": f"iterations={passes}, least=3, parallel={TOGETHER}",
+            "procedure_params": f"iterations={passes}, least=3, parallel={together}",
             "validation_table": n["checked"] if "valid" in self.parts else None,
             "time_limit": f"{seconds:.1f} s",
             "max_trials": self.arguments.max_trials,
@@ -662,7 +724,7 @@ class Training:
 
     def _call(self, function: str, values: list[Any], given: dict[str, Any], verb: str = "SELECT") -> str:
         """SQL that calls one of our functions, as a user writes it."""
-        arguments = [quote_literal(value) for value in values]
+        arguments = [str(value) if isinstance(value, int) else quote_literal(value) for value in values]
         for name, value in given.items():
             if value is not None:
                 arguments.append(f"{name} => {value if isinstance(value, (int, float)) else quote_literal(value)}")
@@ -707,15 +769,21 @@ class Training:
             *(("TABLE", name) for name in refit.relations(self.db, n["all"])),
         ]
 
-    def _dropping(self, n: dict[str, str]) -> str:
-        """SQL that drops the relations with our comment. This call has made them, or an earlier call has left them."""
+    @property
+    def _kept(self) -> str:
+        """How the comment of a relation that is kept begins."""
+        return f"of mop_train for model {self.name} (keep => true)"
+
+    def _dropping(self, n: dict[str, str], remark: str = REMARK) -> str:
+        """SQL that drops the relations whose comments are ours: this call has made them, or an earlier call has left them; or
+        those whose comments begin with `remark`."""
         # the summary of a packed table has our comment, not the table itself
         marked = {n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked", "all")}
         rows = ", ".join(
             f"('{kind}', {quote_literal(self.ref(name))}, {quote_literal(self.ref(marked.get(name, name)))})"
             for kind, name in self._relations(n)
         )
-        return _block(_DROPPING.format(rows=rows, remark=quote_literal(REMARK)))
+        return _block(_DROPPING.format(rows=rows, ours=quote_literal(REMARK), remark=quote_literal(remark)))
 
     def _end_steps(self, n: dict[str, str]) -> None:
         """Drop the relations of the steps in the caller's transaction. With `keep`, give them comments instead."""
@@ -725,7 +793,7 @@ class Training:
         for kind, name in self._relations(n):
             table = self.db.find_table(name)
             if table and self.db.value("SELECT obj_description($1, 'pg_class')", ["oid"], [table.oid]) == REMARK:
-                said = f"of mop_train for model {self.name} (keep => true); to remove it: DROP {kind} {table};"
+                said = f"{self._kept}; to remove it: DROP {kind} {table};"
                 self.db.execute(f"COMMENT ON {kind} {table} IS {quote_literal(said)}")
 
     # --- the result ---
@@ -753,23 +821,19 @@ class Training:
         if others:
             families = ", ".join(others.to_json())
             more = {"trained_on": n["packed"], "families": families, "time_limit": f"{others.seconds:.1f} s"}
-        self.statements.append(
-            self._call(
-                "mop_ensemble",
-                [search, n["checked"], self.name],
-                {"members": self.most_members, **more, "metric": self.arguments.metric},
-            )
-        )
         seconds = self.times.begin(time_shares.ENSEMBLE) if self.has_nets else LEAST_SECONDS
         try:
             rows = rows or ensembles.Rows(self.db, n["checked"], self.balanced, self.arguments.metric)
             nets = ensembles.candidates_of(self.db, search, self.most_members) if self.has_nets else []
-            return ensembles.choose(self.db, session, search, nets, rows, self.most_members, others, seconds)
+            found = ensembles.choose(self.db, session, search, nets, rows, self.most_members, others, seconds)
         except MopError as error:  # the trials are trained: the best of them is an answer
             if not self.has_nets:
                 raise
             self.db.warning(f"the best trial answers alone: {error.message}", detail=error.detail, hint=error.hint)
             return None
+        arguments = {"members": self.most_members, **more, "metric": self.arguments.metric}
+        self.statements.append(self._call("mop_ensemble", [search, n["checked"], self.name], arguments))
+        return found
 
     def _described(self, n: dict[str, str], members: ensembles.Ensemble) -> dict[str, Any]:
         """The details of an ensemble, with the names and the iterations of its members' nets."""
@@ -846,6 +910,7 @@ class Training:
         details: dict[str, Any],
         chosen: dict[str, Any] | None,
         switched: bool,
+        said: list[str],
     ) -> str:
         main = metric.name
         lines = [
@@ -868,10 +933,7 @@ class Training:
         low, high = details["interval"]
         if not math.isnan(low):
             lines.append(f"  (95 % interval of pg_mop's {main}: {low:.4g} to {high:.4g})")
-        measured = {own.name: own.metrics[main] for own in found if main in own.metrics}
-        ahead = next((own for own in found if own.name == metric.best(measured)), found[0]) if measured else found[0]
-        if ahead is not found[0]:
-            lines.append(f"  On these rows, {ahead.name} is better: consider it.")
+        lines += [f"  {sentence}" for sentence in said]
         quoted, schema = quote_literal(self.name), written(self.db.schema)
         lines += [
             "Predict:",
@@ -909,9 +971,13 @@ def _block(body: str) -> str:
 _DROPPING = """
 DECLARE
     part record;
+    said text;
 BEGIN
     FOR part IN SELECT * FROM (VALUES {rows}) AS v(kind, name, told) LOOP
-        IF pg_catalog.obj_description(pg_catalog.to_regclass(part.told), 'pg_class') OPERATOR(pg_catalog.=) {remark} THEN
+        said := pg_catalog.obj_description(pg_catalog.to_regclass(part.told), 'pg_class');
+        IF said OPERATOR(pg_catalog.=) {ours}
+            OR pg_catalog.left(said, pg_catalog.length({remark})) OPERATOR(pg_catalog.=) {remark}
+        THEN
             EXECUTE pg_catalog.format('DROP %s IF EXISTS %s', part.kind, part.name);
         END IF;
     END LOOP;
@@ -926,6 +992,14 @@ BEGIN
         END IF;
     END LOOP;
 END"""
+
+
+def _of_absent(measured: reports.Measured) -> list[str]:
+    """What the report says of classes that the measured rows lack."""
+    if not (absent := measured.absent):
+        return []
+    names = ", ".join(absent[:SHOWN]) + ", ..." * (len(absent) > SHOWN)
+    return [f"The measured rows have no class {names}, which training rows have: the measures say nothing about it."]
 
 
 def _of_drawn(drawn: dict[str, int], parts: dict[str, int]) -> str:

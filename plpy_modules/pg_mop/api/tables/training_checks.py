@@ -57,7 +57,7 @@ def tell_beginning(db: Database, name: str, seconds: float) -> None:
     time limit may be exceeded."""
     if transaction.is_in_block():
         db.notice(f'model "{name}" exists for other sessions from the COMMIT of this transaction on')
-    limit = "the iterations that have begun by then are finished"
+    limit = "large tables train on as many rows as fit"
     if seconds < SHORT_SECONDS:
         limit = "a limit so short may be exceeded by seconds, since trainers must start and nets be compiled"
     db.info(

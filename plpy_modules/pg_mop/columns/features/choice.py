@@ -12,7 +12,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.sql_types import NUMBERS, STRINGS
 from pg_mop.columns import ALONE
 from pg_mop.columns.features.base import ON_NULL, Feature, Source, Statistics
-from pg_mop.columns.features.category import MAX_ONE_HOT, CodedCategory, OneHotCategory
+from pg_mop.columns.features.category import MAX_ONE_HOT, MAX_VALUES, CodedCategory, OneHotCategory
 from pg_mop.columns.features.conversion import family
 from pg_mop.columns.features.moment import TYPES as MOMENTS
 from pg_mop.columns.features.moment import Moment
@@ -102,6 +102,12 @@ def _read_options(column: str, options: Any) -> dict[str, Any]:
             or (allowed is int and value % 1)
         ):
             raise MopError(f'transform of column "{column}": {name} must be a positive number, not {value!r}')
+        if name == "max_values" and value > MAX_VALUES:
+            raise MopError(
+                f'transform of column "{column}": max_values must be at most {MAX_VALUES}, not {value:g}',
+                detail="Rarer values share a class of their own.",
+                hint=f'transform => \'{{"{column}": {{"max_values": {MAX_VALUES}}}}}\'',
+            )
     return dict(options)
 
 
