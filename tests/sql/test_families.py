@@ -256,3 +256,32 @@ def test_linear_models_are_nets_with_the_weights_of_the_solver(fields):
         # what a session computes is what the solver has seen
         assert measured[found["metric"]] == pytest.approx(found["value"], rel=1e-3)
         assert len(fields.value(f"SELECT mop_export_model('straight_{target}', 1)")) > 1000  # a net of Keras
+
+
+def test_a_short_call_trains_perceptrons_in_place_of_nets_and_needs_no_test_part(fields):
+    report = fields.value(TRAIN.format("brief", "wet", ", test => 0"))
+    assert "of perceptrons in" in report and "of nets in" not in report and "no test part" in report
+    row = fields.run("SELECT details, metrics FROM brief")[0]
+    assert "test" not in row["details"]["rows"] and row["metrics"] == {"log_loss": row["details"]["ensemble"]["value"]}
+    refit = row["details"]["refit"]
+    assert refit["rows"] == ROWS and refit["models"] == refit["of"] == len(row["details"]["ensemble"]["members"])
+    hint = fields.error("SELECT mop_retrain('brief')").diag.message_hint
+    assert "automatic => false" in hint
+    assert "perceptrons in place of nets" in str(
+        fields.error("SELECT mop_explain($$" + TRAIN.format("b", "wet", "") + "$$)")
+    )
+
+
+def test_members_that_are_trained_again_answer_as_before_but_for_their_rows(fields):
+    """refit => false leaves the trainer's models; their answers for the validation rows are those that chose."""
+    call = TRAIN.format("{}", "price", ", families => 'linear, mlp', max_trials => 3, refit => {}")
+    for name, again in (("once", "false"), ("twice", "true")):
+        fields.run(call.format(name, again))
+    details = {name: fields.value(f"SELECT details FROM {name}") for name in ("once", "twice")}
+    assert "refit" not in details["once"] and details["twice"]["refit"]["models"] >= 1
+    errors = {}
+    for name, own in details.items():
+        measured = fields.run("SELECT * FROM mop_evaluate(%s, %s)", [name, own["parts"]["valid"]])
+        errors[name] = {r["metric"]: r["value"] for r in measured}["rmse"]
+    assert errors["once"] == pytest.approx(details["once"]["ensemble"]["value"], rel=1e-3)
+    assert errors["twice"] < errors["once"] * 1.1  # (it has seen these rows)

@@ -107,13 +107,21 @@ def explain(training: Training, prefix: str, names: dict[str, str], version: int
         kind = training.kind(steps, names)
         seconds["nets"] = time.monotonic() - began
         seconds["boosting"] = 0.0
-        if not all(training.without_others(names).values()):
+        reasons = training.without_others(names)
+        if training.is_too_short_for_nets(reasons):
+            raise MopError(
+                "a call with so little time has no search that can be explained: it trains perceptrons in place of nets",
+                hint="time_limit => '1 min', or families => 'nets'",
+            )
+        if not all(reasons.values()):
             seconds["boosting"] = training.times.begin(time_shares.OTHERS)
         training.search_nets(steps, names, kind)
         plan = explaining.made
         width = _width(db, training, names)
         classes = _classes(plan, kind)
-    seconds["measure"] = after(parts["train"], parts["test"], width, classes, training.arguments.baselines is not False)
+    seconds["measure"] = after(
+        parts["train"], parts.get("test", 0), width, classes, training.arguments.baselines is not False
+    )
     explaining.made = {
         "function": "mop_train" if version == 1 else "mop_retrain",
         **_plan(training, plan, parts, kind, seconds, sampled),

@@ -127,6 +127,11 @@ def mop_retrain(
     if time_limit is not None:
         arguments = dataclasses.replace(arguments, time_limit=time_limit)
     version = 1 + db.value(f"SELECT max(version) FROM {table}")
+    if automatic and arguments.test == 0:
+        raise MopError(
+            f'model "{name}" was trained without a test part, on which versions are compared',
+            hint=f"SELECT {db.extension}.mop_retrain({quote_literal(name)}, automatic => false);",
+        )
     version_in_use = NamedModel.find(db, name).version if warm or automatic else None
     return Training(db, arguments, version_in_use if warm else None).run(session, version, not automatic)
 
@@ -308,7 +313,7 @@ class Training:
                 self.tell_of_rows(steps, n, kind)
                 self._may_be_balanced(kind)
                 reasons = self.without_others(n)
-                if self._is_too_short_for_nets(reasons):
+                if self.is_too_short_for_nets(reasons):
                     self.has_nets = False
                     times.leave_out(time_shares.NETS)
                 rows, others = self._train_others(session, n, reasons)
@@ -329,17 +334,8 @@ class Training:
         number = self._add(place, members, trial, kind, use)
         model = NamedModel.find(db, self.name, number)
         times.begin(time_shares.MEASURE)
-        measurement = reports.measure(db, session, model, n["test"], baselines.is_taken)
-        metrics = measurement.measures(metric.share)
-        contenders_here, comparison = [Contender("pg_mop", metrics)], ""
-        if self.arguments.baselines is not False:
-            more, comparison = self._baselines(session, n, model, measurement, metrics, metric)
-            contenders_here += more
-        times.end()
-        main = "r2" if model.regression else "accuracy"
-        without = 0.0 if model.regression else scores.most_frequent(measurement.truth)
-        training_checks.tell_giveaway(db, session, model, n["test"], main, metrics[main], without)
-        switched = self._decide(session, metric, number, metrics, use, n)
+        measured = self._measured(session, n, model, members, metric)
+        switched = self._decide(session, metric, number, measured["metrics"], use, n)
         trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}") if self.has_nets else 0
         details = {
             "arguments": self.arguments.to_json(),
@@ -355,16 +351,41 @@ class Training:
             **({"drawn": self.drawn} if self.drawn else {}),
             **({"left_out": times.left_out} if times.left_out else {}),
             "metric": metric.name,
-            "interval": list(
-                measurement.interval(metric.name, metric.share) or [metrics.get(metric.name, math.nan)] * 2
-            ),
-            "contenders": {contender.name: contender.metrics for contender in contenders_here},
+            **measured["details"],
             "seconds": {**times.seconds, "all": times.elapsed},
         }
-        self._complete(number, metrics, details)
+        self._complete(number, measured["metrics"], details)
         self._end_steps(n)
-        said = [*_of_absent(measurement), *filter(None, [comparison])]
-        return self._report(number, model, metric, contenders_here, details, trial, switched, said)
+        return self._report(number, model, metric, details, trial, switched, measured["said"])
+
+    def _measured(
+        self, session: Any, n: dict[str, str], model: NamedModel, members: ensembles.Ensemble | None, metric: Metric
+    ) -> dict[str, Any]:
+        """The new version on the test part, beside simple models: `metrics`; what `details` have, and what the report says of
+        it. Without a test part, the metric in validation."""
+        if "test" not in self.parts:
+            self.times.end()
+            metrics = {} if members is None else {metric.name: members.value}
+            said = (
+                "There is no test part: the validation rows alone have judged, and have chosen, so they judge too well."
+            )
+            return {"metrics": metrics, "details": {}, "said": [said]}
+        measurement = reports.measure(self.db, session, model, n["test"], baselines.is_taken)
+        metrics = measurement.measures(metric.share)
+        contenders_here, comparison = [Contender("pg_mop", metrics)], ""
+        if self.arguments.baselines is not False:
+            more, comparison = self._baselines(session, n, model, measurement, metrics, metric)
+            contenders_here += more
+        self.times.end()
+        main = "r2" if model.regression else "accuracy"
+        without = 0.0 if model.regression else scores.most_frequent(measurement.truth)
+        training_checks.tell_giveaway(self.db, session, model, n["test"], main, metrics[main], without)
+        interval = measurement.interval(metric.name, metric.share) or [metrics.get(metric.name, math.nan)] * 2
+        details = {
+            "interval": list(interval),
+            "contenders": {contender.name: contender.metrics for contender in contenders_here},
+        }
+        return {"metrics": metrics, "details": details, "said": [*_of_absent(measurement), *filter(None, [comparison])]}
 
     def _baselines(
         self,
@@ -450,8 +471,8 @@ class Training:
                 part: query.replace(from_sql, f"FROM {in_brackets(self.query)} t")
                 for part, query in self.queries.items()
             }
-        if "test" not in self.parts:
-            raise MopError("the split has no test part", hint="test => 0.2")
+        if "test" not in self.parts and "valid" not in self.parts and a.folds is None:
+            raise MopError("the split has no part that judges", hint="valid => 0.2, test => 0.2")
         if a.folds is None and "valid" not in self.parts and self.has_nets:
             self._choose_by_folds(n, steps)
         elif a.folds is not None and "valid" in self.parts:
@@ -591,7 +612,9 @@ class Training:
     def tell_of_rows(self, steps: Steps, n: dict[str, str], kind: str) -> None:
         """Warn the caller of copies of rows, of a target with a long tail, and of a rare class."""
         train = self._found(n["train"])
-        if "train" in self.drawn:
+        if "test" not in self.parts:
+            pass
+        elif "train" in self.drawn:
             self.times.left_out.append("whether test rows are copies of training rows")
         else:
             training_checks.tell_copies(self.db, steps, train, self._found(n["test"]), self.used, self.parts)
@@ -614,7 +637,7 @@ class Training:
             time_shares.NETS: self.has_nets,
             time_shares.ENSEMBLE: self.has_nets and self.arguments.folds is None,
             time_shares.REFIT: self.may_refit,
-            time_shares.BASELINES: self.arguments.baselines is not False,
+            time_shares.BASELINES: self.arguments.baselines is not False and self.arguments.test != 0,
         }
         return [time_shares.PREPARE, time_shares.MEASURE, *(step for step, has in steps.items() if has)]
 
@@ -631,7 +654,7 @@ class Training:
         with self.db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
             return ensembles.obstacles(PackedTable(self.db, n["packed"], "packed table").transform, families)
 
-    def _is_too_short_for_nets(self, reasons: dict[str, str | None]) -> bool:
+    def is_too_short_for_nets(self, reasons: dict[str, str | None]) -> bool:
         """Whether perceptrons take the place of nets, because the time is too short to compile these. `reasons`: why other
         families are not trained."""
         if (
@@ -906,7 +929,6 @@ class Training:
         number: int,
         model: NamedModel,
         metric: Metric,
-        found: list[Contender],
         details: dict[str, Any],
         chosen: dict[str, Any] | None,
         switched: bool,
@@ -923,14 +945,14 @@ class Training:
             *([f"Left out, for lack of time: {', '.join(self.times.left_out)}."] if self.times.left_out else []),
             *([_line(details["folds"])] if "folds" in details else []),
             *([_of_refit(details["refit"])] if "refit" in details else []),
-            "On the test part:",
+            *(["On the test part:"] if "test" in self.parts else []),
         ]
         names = ["rmse", "mae", "r2"] if model.regression else ["log_loss", "auc", "accuracy"]
         names = [main, *(name for name in names if name != main)]
-        for contender in found:
-            values = ", ".join(f"{m} {contender.metrics[m]:.4g}" for m in names if m in contender.metrics)
-            lines.append(f"  {contender.name}: {values}")
-        low, high = details["interval"]
+        for name, measures in details.get("contenders", {}).items():
+            values = ", ".join(f"{m} {measures[m]:.4g}" for m in names if m in measures)
+            lines.append(f"  {name}: {values}")
+        low, high = details.get("interval", [math.nan] * 2)
         if not math.isnan(low):
             lines.append(f"  (95 % interval of pg_mop's {main}: {low:.4g} to {high:.4g})")
         lines += [f"  {sentence}" for sentence in said]
