@@ -121,10 +121,12 @@ def test_what_mop_train_has_stored_is_shown_without_reading_a_row(guests):
     counts = {part: guests.value(ask, [f"old_{part}"]) for part in ("train", "valid", "test")}
     assert stored["details"]["rows"] == counts and f"{counts['test']} test" in facts["rows"]
     low, high = stored["details"]["interval"]
-    assert low < stored["metrics"]["r2"] < high and f"{low:.3f} to {high:.3f}" in found["about"]["tables"][0]["caption"]
+    assert (
+        low < stored["metrics"]["rmse"] < high and f"{low:.4g} to {high:.4g}" in found["about"]["tables"][0]["caption"]
+    )
     bars = found["baselines"]["picture"]
-    assert bars["names"][0] == "pg_mop" and "mean" in bars["names"] and bars["axis"] == "r2"
-    assert bars["series"][0]["values"][0] == pytest.approx(stored["metrics"]["r2"], rel=1e-4)
+    assert bars["names"][0] == "pg_mop" and "mean" in bars["names"] and bars["axis"] == "rmse"
+    assert bars["series"][0]["values"][0] == pytest.approx(stored["metrics"]["rmse"], rel=1e-4)
     assert found["repeat"]["code"].splitlines() == "\n".join(stored["details"]["statements"]).splitlines()
     guests.run("UPDATE old SET details = details - 'signature'")
     assert report(guests, "old")[0]["test_part"] is None

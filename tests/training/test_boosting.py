@@ -65,7 +65,7 @@ def test_the_trainer_answers_a_request():
             "codes": [3],
             "classes": 0,
         }
-        header |= {"until": time.monotonic() + LONG, "most": 5, "threads": 1, "seed": 1, "kept": 2}
+        header |= {"until": time.monotonic() + LONG, "most": 5, "threads": 1, "seed": 1, "kept": 2, "objective": {}}
         channel.send(header, *(np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays))
         answer, payloads = channel.receive()
         assert len(answer["kept"]) == 2 and len(payloads) == 4 and len(answer["trials"]) > 2

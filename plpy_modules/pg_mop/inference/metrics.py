@@ -24,7 +24,7 @@ OF_THE_SHARES = ("average_precision", "f1")  # they depend on how frequent the c
 MOST_RANKED = 20_000  # elements of rows x classes that are sorted at each step
 NEAR = 1e-6  # probabilities between which no threshold is
 LEAST = 1e-7  # of a probability in a logarithm, as in Keras
-TIE_BREAK = 1e-3  # weight of the log loss where a measure of decisions selects: many models decide alike
+TIE_BREAK = 1e-3  # weight of the log loss where ranks or decisions select: many models rank and decide alike
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _judge_of_two(metric: Metric, is_second: np.ndarray, weights: np.ndarray | N
         own = np.where(is_second, chances, 1 - chances)
         return loss(chances) + TIE_BREAK * _mean(-np.log(np.maximum(own, LEAST)), weights)
 
-    return Judge(lambda answers: answers[..., 1], loss, selecting if metric.name in OF_DECISIONS else loss)
+    return Judge(lambda answers: answers[..., 1], loss, loss if metric.name == "brier" else selecting)
 
 
 def _judge_of_several(metric: Metric, codes: np.ndarray, classes: int, weights: np.ndarray | None) -> Judge:
@@ -223,7 +223,7 @@ def _judge_of_several(metric: Metric, codes: np.ndarray, classes: int, weights: 
         own = chances[..., places, codes]
         return loss(chances) + TIE_BREAK * _mean(-np.log(np.maximum(own, LEAST)), weights)
 
-    return Judge(lambda answers: answers, loss, selecting if metric.name in OF_DECISIONS else loss)
+    return Judge(lambda answers: answers, loss, loss if metric.name == "brier" else selecting)
 
 
 def _decided(
