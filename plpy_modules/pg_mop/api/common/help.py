@@ -587,7 +587,7 @@ ARGUMENTS = {
     "dependent_varname": "label column, or a comma-separated list: one for each output of the model",
     "distribution_rules": "ignored on PostgreSQL: the setting pg_mop.segments sets the number of segments",
     "ensemble": "at most so many models answer together, by a mean that the validation rows choose; 1: the best alone",
-    "families": "'nets, boosting, linear' (the default where LightGBM is installed), or some of them",
+    "families": "'nets, boosting, linear, mlp' (the default where LightGBM is installed), or some of them",
     "eta": "one in so many configurations continues after each round",
     "folds": "at least 2: cross-validation, segments are folds (docs/search.md); NULL: none",
     "format": "of a report 'html' or 'json'; mop_explain, mop_explain_run, mop_space_show: 'text' or 'json'",
