@@ -79,9 +79,7 @@ SETTINGS = {
         None,
         "`randomized`: every visit order is equally likely, as in Cerebro, but without rounds (nearly equally likely where "
         "unit batches run in fewer sessions than there are segments). `longest-first`: the configuration with the longest "
-        "remaining path, by measured times. `vector-rearrangement`, `milp` and `monte-carlo` plan an iteration of units of "
-        "0.2 s and more, once their times are known; otherwise they are `longest-first`. `milp` needs SciPy (`make install "
-        "WITH=milp`). For comparison: `breadth-first`, `most-children-first`, and `round-robin`, MADlib's lockstep.",
+        "remaining path, by measured times. `round-robin`, for comparison: MADlib's lockstep.",
     ),
     "chain_seconds": (
         None,

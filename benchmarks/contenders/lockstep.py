@@ -12,7 +12,7 @@ from contenders.common import main
 from pg_mop.plan import identity
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.compared.round_robin import RoundRobin
+from pg_mop.schedule.round_robin import RoundRobin
 
 
 def segment(place, pipe, workload, dsn):

@@ -11,7 +11,7 @@ def disturbed(costs, slow, iterations, seed, name):
     """The makespan where 2 % of the units take twice as long (they fail at their end and are done again), and 2 % three
     times as long; and the bound for these times."""
     from papers.common import plan_of
-    from pg_mop.schedule import SCHEDULERS as KINDS
+    from papers.schedulers import SCHEDULERS as KINDS
     from pg_mop.schedule.board import Board
     from pg_mop.schedule.simulator import makespan, simulate
 

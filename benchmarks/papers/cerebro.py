@@ -6,9 +6,9 @@ from heapq import heapify, heapreplace
 from statistics import mean
 
 from papers.common import bound, plan_of, run, seconds, span, table, telling
-from pg_mop.schedule import SCHEDULERS as BY_NAME
+from papers.schedulers import SCHEDULERS as BY_NAME
+from papers.schedulers import milp
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.compared import milp
 from pg_mop.schedule.dealing import Dealer
 from pg_mop.schedule.simulator import Transport, makespan, simulate
 

@@ -3,8 +3,8 @@
 import re
 from statistics import mean
 
+from papers.schedulers import SCHEDULERS
 from pg_mop.plan.stages import Plan
-from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.simulator import makespan, simulate
 

@@ -6,8 +6,8 @@ from functools import cache
 from statistics import mean
 
 from papers.common import table
+from papers.schedulers import SCHEDULERS
 from pg_mop.plan.stages import Plan
-from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.simulator import makespan, simulate
 from pg_mop.search import create

@@ -1,11 +1,7 @@
-"""mop_simulate, and runs with the schedulers that plan."""
-
-import pathlib
-import threading
+"""mop_simulate."""
 
 import pytest
 
-from support.cluster import eventually
 from support.workload import ADAM, dense, fit, load, make_data, selection
 
 
@@ -24,7 +20,7 @@ def rows_of(db, call, values=()):
 
 def test_a_past_run_is_simulated_by_its_logged_seconds(db, run_id):
     rows = rows_of(db, "%s", [run_id])
-    assert {r["sessions"] for r in rows} == {1, 2, 3} and len(rows) == 15
+    assert {r["sessions"] for r in rows} == {1, 2, 3} and len(rows) == 9
     busy = db.value(
         "SELECT sum(s) FROM (SELECT extract(epoch FROM max(finished_at) - started_at)::float8 AS s FROM madlib.mop_units "
         "WHERE run_id = %s AND NOT shared AND status = 'finished' GROUP BY backend_pid, started_at) c",
@@ -44,8 +40,8 @@ def test_given_seconds_are_simulated(db):
     assert {(r["sessions"], r["lower_bound"]) for r in rows} == {(1, 36.0), (3, 18.0)}
     assert all(r["makespan"] == 36 and r["utilization"] == 1 for r in rows if r["sessions"] == 1)
     (row,) = rows_of(db, "unit_seconds => ARRAY[3, 3, 3, 1], segment_count => 3, session_counts => ARRAY[3], "
-                         "schedulers => ARRAY['milp']")  # fmt: skip
-    assert (row["scheduler"], row["sessions"]) == ("milp", 3) and 10 <= row["makespan"] <= 12
+                         "schedulers => ARRAY['longest-first']")  # fmt: skip
+    assert (row["scheduler"], row["sessions"]) == ("longest-first", 3) and 10 <= row["makespan"] <= 12
 
 
 def test_cores_of_sessions_without_work_are_dealt_to_given_units(db):
@@ -81,42 +77,3 @@ def test_bad_calls_name_what_is_wrong(db, run_id):
     db.run("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN; GRANT mop_user TO stranger")
     stranger = db.another("stranger")
     assert "there is no run" in str(stranger.error("SELECT * FROM madlib.mop_simulate(%s)", [run_id]))
-
-
-def solvers():
-    """The processes that solve programs of milp now."""
-    found = []
-    for process in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            if b"pg_mop.schedule.compared.milp_process" in (process / "cmdline").read_bytes():
-                found.append(process.name)
-        except OSError:
-            pass
-    return found
-
-
-def test_the_solver_of_milp_plans_while_long_units_are_trained(db, run_id):
-    rows = [(1, ADAM.format(0.01), f"batch_size=1, epochs={epochs}") for epochs in (60, 40, 30, 20)]
-    selection(db, "mst_long", "arch", rows)
-    db.run("SET pg_mop.scheduler = 'milp'; SET pg_mop.reuse = off")
-    seen, ended = set(), threading.Event()
-
-    def look():
-        while not ended.wait(0.01):
-            seen.update(solvers())
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
-        again = fit(db, "flowers_packed", "models_long", "mst_long", 2)
-    finally:
-        ended.set()
-        watcher.join()
-    db.run("RESET pg_mop.scheduler; RESET pg_mop.reuse")
-    units = db.run(
-        "SELECT mst_key, iteration, count(*) AS units FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' "
-        "AND status = 'finished' GROUP BY 1, 2",
-        [again],
-    )
-    assert len(units) == 8 and all(u["units"] == 3 for u in units)
-    assert seen and eventually(lambda: not seen & set(solvers())), "a process has solved, and has ended with the run"

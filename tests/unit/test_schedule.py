@@ -1,8 +1,6 @@
 """The schedulers' rules, shown on simulated runs: no server, no clock."""
 
-import itertools
 import random
-from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -12,7 +10,7 @@ from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.simulator import Transport, makespan, simulate
 from support.conformance import SchedulerConformance
-from support.conformance.schedulers import SERVERS, board_of, tree, uneven
+from support.conformance.schedulers import SERVERS, board_of, uneven
 from support.plans import chains
 from support.simulated import (
     anywhere,
@@ -242,21 +240,6 @@ def test_orders_are_random_within_a_run_too():
 
 def test_at_random_takes_as_long_as_the_longest_first():
     assert_as_long_as_longest_first("tenfold", True, [(16, 2, 8), (12, 4, 4)], draws=2)
-
-
-# --- trees ---------------------------------------------------------------------------------------------------------
-def test_the_longest_path_first_takes_no_longer_than_level_by_level():
-    """TreeML's comparison (thesis 2021, section 6.3), simulated; and the default takes no longer either."""
-    spans = Counter()
-    for draw, name in itertools.product(range(4), ("longest-first", "breadth-first", "randomized")):
-        plan = tree(random.Random(draw), 12, 8)
-        board, model_of = Board(plan, range(2)), lambda number, p=plan: p.stages[number].parameters[1]
-        seconds = lambda unit, of=model_of: (  # noqa: E731
-            (8 if of(unit.stage) == "large" else 1) + random.Random(repr(unit)).random() / 10
-        )
-        spans[name] += makespan(simulate(board, SCHEDULERS[name](board, draw, model_of), seconds))
-    assert spans["longest-first"] < spans["breadth-first"]
-    assert spans["randomized"] < 1.01 * spans["longest-first"]
 
 
 # --- several servers ---------------------------------------------------------------------------------------

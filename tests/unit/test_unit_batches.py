@@ -50,9 +50,8 @@ def test_short_units_go_in_groups_and_sooner():
         assert len({v.unit.segment for v in units}) == 1, f"of one segment (at {start})"
 
 
-@pytest.mark.parametrize("name", ["randomized", "breadth-first"])
-def test_a_place_of_several_segments_has_groups_as_large(name):
-    visits, _ = run(200, 8, 2, 0.002, name=name, workers=2, alike=lambda number: 0)
+def test_a_place_of_several_segments_has_groups_as_large():
+    visits, _ = run(200, 8, 2, 0.002, workers=2, alike=lambda number: 0)
     assert sum(sizes(visits)) / len(sizes(visits)) > 6
     assert all(
         len({v.unit.segment for v in units}) == 1

@@ -120,16 +120,6 @@ def check_tail(options: Mapping[str, Any], earlier: bool = False) -> None:
             )
 
 
-def check_scheduler(name: str) -> None:
-    """Raises MopError if a scheduler needs a package that is not installed on this server."""
-    if name == "milp" and not is_installed("scipy"):
-        raise MopError(
-            'pg_mop.scheduler is "milp", but SciPy is not installed on this server',
-            hint=f"On this server: {to_install('scipy', 'WITH=milp')}; or SET pg_mop.scheduler = 'monte-carlo';",
-            sqlstate="58000",
-        )
-
-
 def _devices() -> list[str]:
     try:
         return [name for name in os.listdir(DEVICES) if re.fullmatch(r"nvidia\d+", name)]

@@ -73,7 +73,6 @@ class Inputs:
             options = options_of(earlier, options)
         settings.check_kernel(options)
         settings.check_tail(options, earlier is not None)
-        settings.check_scheduler(options["scheduler"])
         if not options["trainers"]:
             settings.check_installed(options["keras_backend"])
         if num_iterations is None or num_iterations < 1:

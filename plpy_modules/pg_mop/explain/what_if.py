@@ -97,13 +97,11 @@ def compare(
     schedulers: Sequence[str],
     seed: int,
     check_interrupts: Callable[[], None] = lambda: None,
-    prepare: Callable[[Any], None] = lambda scheduler: None,
 ) -> Iterator[Outcome]:
     """Simulate the work with each scheduler and number of sessions.
 
     The schedulers know the seconds of all units in advance, as in a run with a cost history. Every unit runs alone. Cores that
     the run has dealt are dealt anew, by the speed-ups that its log tells, and those of given units by `Work.divided`.
-    `prepare(scheduler)` is called before a simulation.
     """
     calls = 0
 
@@ -139,9 +137,6 @@ def compare(
                 scheduler.costs.expected_on = lambda stage, segment, seconds_of=of: seconds_of(
                     Unit(stage.iteration, stage.number, "train", "training", segment)
                 )
-            if hasattr(scheduler, "check"):
-                scheduler.check = check_interrupts
-            prepare(scheduler)
             dealer = None
             if speeds is not None:
                 speeds.certain = expected

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import psycopg2
 
-import mop_udf
 from mop_udf import aggregate
 from pg_mop.backend import trainers
 from pg_mop.backend.errors import MopError
@@ -34,12 +32,9 @@ from pg_mop.run.remote_runs import RemoteRuns
 from pg_mop.run.run import Run
 from pg_mop.run.search_controller import SearchController
 from pg_mop.run.sessions import Sessions
-from pg_mop.run.solver import SolverProcess
 from pg_mop.run.states import States
 from pg_mop.run.turns import Answer, Turns
 from pg_mop.schedule import setup
-from pg_mop.schedule.compared.milp import Milp
-from pg_mop.schedule.compared.planned import Planned
 from pg_mop.schedule.dealing import Dealer, LoggedThreads, Threads
 from pg_mop.schedule.dealing_by_server import ServerDealers
 
@@ -78,7 +73,6 @@ class Coordinator(PlannedRun):
     result: RunResult
     sessions: Sessions | None = None
     ongoing: Run | None = None  # once its executor begins
-    solver: SolverProcess | None = None  # of the scheduler milp
 
     # --- the run --------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -91,8 +85,6 @@ class Coordinator(PlannedRun):
             self.check(stack)
             sessions = self._open_run(stack)
             self._executor(sessions).go()
-            if self.solver is not None:
-                self.solver.close()
             self.engine.check_whole(self.catalog.execute)
             self._finish(sessions, started)
             stack.pop_all()
@@ -149,11 +141,6 @@ class Coordinator(PlannedRun):
             self.spec.application is None,
         )
         self.scheduler: Any = setup.make_scheduler(self.planner, self.board)
-        if isinstance(self.scheduler, Planned):
-            self.scheduler.on_notice = lambda text: self.db.warning(f"run {self.run_id}: {text}")
-        if isinstance(self.scheduler, Milp):
-            self.scheduler.solver = self.solver = SolverProcess(mop_udf.home or sys.prefix)
-            stack.callback(self.solver.close)
         self.threads = self._threads()
         self.packing = self.packing_of(self.board)
         self.unit_specs = self._unit_specs()

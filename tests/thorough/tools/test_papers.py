@@ -1,13 +1,40 @@
 """benchmarks/papers: the parts of the page that follow from formulas, and small runs of the others."""
 
+import random
+import sys
+from collections import Counter
+
 import pytest
 
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.simulator import makespan, simulate
 from support.cluster import ROOT
+from support.conformance import SchedulerConformance
+from support.conformance.schedulers import tree
+
+sys.path.append(str(ROOT / "benchmarks"))
+
+from papers.schedulers import OF_PAPERS, SCHEDULERS  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def papers(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+class TestSchedulersOfPapers(SchedulerConformance):
+    cases = registered = OF_PAPERS
+    without_chance = ("breadth-first", "most-children-first")
+
+
+def test_the_longest_path_first_takes_no_longer_than_level_by_level():
+    """TreeML's comparison (thesis 2021, section 6.3), simulated; and the default takes no longer either."""
+    spans = Counter()
+    for draw in range(4):
+        for name in ("longest-first", "breadth-first", "randomized"):
+            plan = tree(random.Random(draw), 12, 8)
+            board, model_of = Board(plan, range(2)), lambda number, p=plan: p.stages[number].parameters[1]
+            seconds = lambda unit, of=model_of: (  # noqa: E731
+                (8 if of(unit.stage) == "large" else 1) + random.Random(repr(unit)).random() / 10
+            )
+            spans[name] += makespan(simulate(board, SCHEDULERS[name](board, draw, model_of), seconds))
+    assert spans["longest-first"] < spans["breadth-first"]
+    assert spans["randomized"] < 1.01 * spans["longest-first"]
 
 
 def test_the_formulas_give_the_figures_of_the_paper():

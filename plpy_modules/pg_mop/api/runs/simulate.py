@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import mop_udf
 from pg_mop.api.madlib import fit_multiple
 from pg_mop.api.search import automl, more, search
-from pg_mop.backend import settings
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, unseen_run
 from pg_mop.backend.functions import sql_function
 from pg_mop.explain.what_if import Step, Work, compare
-from pg_mop.run.solver import SolverProcess
 from pg_mop.schedule import SCHEDULERS
-from pg_mop.schedule.compared.milp import Milp
 
 SIMULATED = (fit_multiple.FUNCTION, search.FUNCTION, automl.FUNCTION, more.FUNCTION)
-COMPARED = ("randomized", "longest-first", "vector-rearrangement", "monte-carlo", "round-robin")
 MOST_UNITS = 100_000  # simulated units of a call
 MOST_SECONDS = 1e9  # of a unit
 MOST_SESSIONS = 1000
@@ -88,37 +81,12 @@ def mop_simulate(
             hint="Name fewer: session_counts => ARRAY[4], schedulers => ARRAY['longest-first'].",
             sqlstate="54000",
         )
-    solvers = []
-
-    def prepare(scheduler: Any) -> None:
-        if isinstance(scheduler, Milp):
-            solvers.append(Waiting(db.check_interrupts))
-            scheduler.solver = solvers[-1]
-
-    try:
-        return [tuple(row) for row in compare(work, counts, names, seed, db.check_interrupts, prepare)]
-    finally:
-        for solver in solvers:
-            solver.close()
-
-
-class Waiting(SolverProcess):
-    """A solver whose `answer` waits."""
-
-    def __init__(self, check_interrupts: Callable[[], None]) -> None:
-        super().__init__(mop_udf.home or sys.prefix)
-        self.check_interrupts = check_interrupts
-
-    def answer(self) -> Any:
-        while (solution := super().answer()) is None:
-            self.check_interrupts()
-            time.sleep(0.05)
-        return solution
+    return [tuple(row) for row in compare(work, counts, names, seed, db.check_interrupts)]
 
 
 def _schedulers(db: Database, names: list[str] | None) -> Sequence[str]:
     if names is None:
-        return COMPARED
+        return tuple(SCHEDULERS)
     for name in names:
         if name not in SCHEDULERS:
             raise MopError(
@@ -127,7 +95,6 @@ def _schedulers(db: Database, names: list[str] | None) -> Sequence[str]:
                 hint=f"SELECT * FROM {db.extension}.mop_simulate(..., schedulers => ARRAY['longest-first']);",
                 sqlstate="22023",
             )
-        settings.check_scheduler(name)
     if not names:
         raise MopError("schedulers is empty", sqlstate="22023")
     return list(dict.fromkeys(names))

@@ -1,14 +1,13 @@
 """Schedulers that plan an iteration as an open shop, and follow the plan."""
 
-import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from papers.schedulers.follower import Follower, Visit
+from papers.schedulers.open_shop import Operation, Seconds
+from papers.schedulers.rollout import copy_of
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.base import SHORT
-from pg_mop.schedule.compared.follower import Follower, Visit
-from pg_mop.schedule.compared.open_shop import Operation, Seconds
-from pg_mop.schedule.compared.rollout import copy_of
 from pg_mop.schedule.cost import STAGES_PER_UNIT
 from pg_mop.schedule.longest_first import LongestFirst
 from pg_mop.schedule.simulator import makespan, simulate
@@ -16,7 +15,6 @@ from pg_mop.schedule.unit import SegmentNumber, Unit, Worker
 
 LATE = 1.3  # a unit that takes so many times its estimate ends a plan that is followed strictly
 MOST_TRIED = 10_000  # units of a simulation that compares a plan with the longest first (about a second)
-UNITS_BETWEEN_CHECKS = 500
 MOST_PLANNED = 10_000  # units of an iteration that is planned (some seconds)
 
 
@@ -40,27 +38,10 @@ class Planned(Follower):
         self.declined: set[StageNumber] = set()  # stages for which there is no better plan than longest-first
         self.due = False  # a plan may be possible now
         self.ended: int | None = None  # units since the last attempt to plan; None: there was none
-        self.planned: tuple[list[StageNumber], dict[Worker, list[SegmentNumber]], Seconds] | None = None
-        self.on_notice: Callable[[str], None] = lambda text: None  # told what the run's log should have
-        self.check: Callable[[], None] = lambda: (
-            None
-        )  # called often while a plan is made, so that the caller can cancel
 
     @abstractmethod
     def propose(self, shop: Seconds) -> list[Operation] | None:
         """A schedule for jobs (configurations) and places (workers); None: there is none."""
-
-    def begin(self, shop: Seconds) -> None:
-        """Begin to plan. A subclass that plans elsewhere overrides this and `answer`."""
-        self.proposal = self.propose(shop)
-
-    def answer(self) -> tuple[bool, list[Operation] | None]:
-        """Whether the plan that was begun is there, and the plan, or None."""
-        return True, self.proposal
-
-    def tell(self, text: str) -> None:
-        """Say something that belongs into the run's log."""
-        self.on_notice(text)
 
     # --- messages -------------------------------------------------------------------------------------------------
     def may_train(self, stage: Stage, segments: Sequence[SegmentNumber]) -> None:
@@ -80,7 +61,6 @@ class Planned(Follower):
     def served(self, workers: Sequence[Worker]) -> None:
         super().served(workers)
         self._give_up()
-        self.planned = None  # (the order that is followed stays: it needs no worker in particular)
         self.due = bool(self.unplanned)
 
     def finished(self, unit: Unit, seconds: float) -> None:
@@ -97,10 +77,8 @@ class Planned(Follower):
 
     def urgent_visit(self, worker: Worker) -> Unit | None:
         # (the first question about a training unit)
-        if self.due and self.planned is None:
-            self._begin()
-        if self.planned is not None:
-            self._take_up()
+        if self.due:
+            self._plan()
         return super().urgent_visit(worker)
 
     def _give_up(self) -> None:
@@ -112,8 +90,8 @@ class Planned(Follower):
             self.planned_from = 1 + max((stages[number].iteration for number in self.board.open("train")), default=0)
 
     # --- planning -------------------------------------------------------------------------------------------------
-    def _begin(self) -> None:
-        """Begin to plan the first iteration that has open stages without a plan, if all its units are known."""
+    def _plan(self) -> None:
+        """Plan the first iteration that has open stages without a plan, if all its units are known."""
         self.due, self.ended, board = False, 0, self.board
         stages = [board.plan.stages[number] for number in self.unplanned if board.visits_left(number)]
         if not stages:
@@ -129,7 +107,6 @@ class Planned(Follower):
                     return
                 worker_of[segment] = worker
         if sum(map(board.visits_left, jobs)) > MOST_PLANNED:
-            self.tell(f"the units of iteration {iteration} are too many to be planned: the longest go first")
             self._decline(jobs)
             return
         shop: list[dict[Worker, float]] = []
@@ -148,16 +125,12 @@ class Planned(Follower):
         if sum(sum(job.values()) for job in shop) < SHORT * sum(map(board.visits_left, jobs)):
             self._decline(jobs)
             return
-        self.planned = jobs, segments, shop
-        self.begin(shop)
+        self._take_up(jobs, segments, self.propose(shop))
 
-    def _take_up(self) -> None:
-        """Follow the plan that was begun, if it is there and shortens the run."""
-        assert self.planned is not None
-        there, schedule = self.answer()
-        if not there:
-            return
-        (jobs, segments, _), self.planned = self.planned, None
+    def _take_up(
+        self, jobs: list[StageNumber], segments: dict[Worker, list[SegmentNumber]], schedule: list[Operation] | None
+    ) -> None:
+        """Follow the plan if it shortens the run."""
         if schedule is None:
             self._decline(jobs)
             return
@@ -191,11 +164,4 @@ class Planned(Follower):
         scheduler = kind(board, self.seed, self.model_of, lambda stage: self.costs.unit_seconds.get(stage.number, 0.0))
         if positions is not None and isinstance(scheduler, Follower):
             scheduler.follow(positions, waits)
-        asked = itertools.count(1)
-
-        def seconds(unit: Unit) -> float:
-            if next(asked) % UNITS_BETWEEN_CHECKS == 0:
-                self.check()
-            return self.costs.on(unit.stage, unit.segment)
-
-        return makespan(simulate(board, scheduler, seconds))
+        return makespan(simulate(board, scheduler, lambda unit: self.costs.on(unit.stage, unit.segment)))

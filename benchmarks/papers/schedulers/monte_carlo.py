@@ -1,11 +1,10 @@
 """Monte-Carlo look-ahead: many random dry runs, of which the best is followed."""
 
-from collections.abc import Callable
 from math import exp
 from random import Random
 
-from pg_mop.schedule.compared.open_shop import Operation, Seconds, dispatch, longest_first, lower_bound, makespan
-from pg_mop.schedule.compared.planned import Planned
+from papers.schedulers.open_shop import Operation, Seconds, dispatch, longest_first, lower_bound, makespan
+from papers.schedulers.planned import Planned
 
 DRY_RUNS, FINALISTS, DRAWS = 200, 5, 8
 MOST_COMPARISONS = 3_000_000  # of jobs, in all dry runs of a plan: about a second
@@ -25,19 +24,17 @@ class MonteCarlo(Planned):
     name = "monte-carlo"
 
     def propose(self, shop: Seconds) -> list[Operation] | None:
-        return best_of(shop, self.seed, self.check)
+        return best_of(shop, self.seed)
 
 
-def best_of(shop: Seconds, seed: int | float | str, check: Callable[[], None] = lambda: None) -> list[Operation]:
-    """The schedule that the class describes. The schedule of longest-first is one of the dry runs. `check`: called before
-    each."""
+def best_of(shop: Seconds, seed: int | float | str) -> list[Operation]:
+    """The schedule that the class describes. The schedule of longest-first is one of the dry runs."""
     size = len(shop) * sum(map(len, shop))
     draws = max(0, min(DRY_RUNS, MOST_COMPARISONS // max(1, size) - FINALISTS * DRAWS))
     found, bound = [longest_first(shop)], lower_bound(shop)
     for number in range(draws):
         if makespan(found[-1]) <= bound * (1 + 1e-9):
             break
-        check()
         source = Random(f"{seed} {number}")
         factors = [exp(source.gauss(0, SPREAD)) for _ in shop]
         found.append(dispatch(shop, lambda job, place, left, f=factors: -left * f[job]))  # type: ignore[misc]

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from pg_mop.schedule.compared.monte_carlo import best_of
-from pg_mop.schedule.compared.open_shop import Operation, Seconds, check, loads, longest_first, lower_bound, makespan
-from pg_mop.schedule.compared.planned import Planned
-from pg_mop.schedule.compared.vector_rearrangement import schedule as vector_rearrangement
+from papers.schedulers.monte_carlo import best_of
+from papers.schedulers.open_shop import Operation, Seconds, check, loads, longest_first, lower_bound, makespan
+from papers.schedulers.planned import Planned
+from papers.schedulers.vector_rearrangement import schedule as vector_rearrangement
 
 MOST_CHOICES = 6000  # binary variables of a program that HiGHS is asked to solve
 SHARE, MOST_SECONDS = 0.05, 60.0  # of the shortest possible makespan that solving may take, and at most
@@ -23,65 +23,18 @@ class Solution(NamedTuple):
     why: str
 
 
-class Solver(Protocol):
-    """Solves one shop at a time, here or in another process."""
-
-    def begin(self, shop: Seconds, seconds: float) -> None:
-        """Begin to solve a shop, within so many seconds; a shop that was begun before is given up."""
-
-    def answer(self) -> Solution | None:
-        """The solution of the shop that was begun last, or None if it is not there yet."""
-
-
 class Milp(Planned):
     """Follows the schedule of a mixed-integer linear program (Cerebro's platform, thesis 2023, section 4.3).
 
     The best one of longest-first, vector rearrangement and Monte-Carlo dry runs is the start: its makespan bounds the
     program from above, and it is followed where HiGHS finds no better one within its time, 5 % of the lower bound of the
-    makespan and at most a minute. `solver` says where that happens; the default solves at once. Where it takes its time,
-    the run begins with longest-first meanwhile (section 4.2.2), and changes to the plan when it is there.
+    makespan and at most a minute.
     """
 
     name = "milp"
 
-    def prepare(self) -> None:
-        super().prepare()
-        self.solver: Solver = Here()
-        self.asked: Solver = self.solver  # the solver of the plan that was begun
-
     def propose(self, shop: Seconds) -> list[Operation] | None:
         return solve(shop, _seconds(shop)).schedule
-
-    def begin(self, shop: Seconds) -> None:
-        self.asked = self.solver
-        if (count := choices(shop)) > MOST_CHOICES:
-            self.tell(
-                f"{len(shop)} configurations on {len(loads(shop))} workers are too large for milp ({count} choices, at most "
-                f"{MOST_CHOICES}): a heuristic's schedule is followed"
-            )
-            self.asked = Here()  # which takes the heuristic's, too
-        self.asked.begin(shop, _seconds(shop))
-
-    def answer(self) -> tuple[bool, list[Operation] | None]:
-        solution = self.asked.answer()
-        if solution is None:
-            return False, None
-        if solution.why not in ("optimal", "time limit", "too large"):
-            self.tell(f"milp has no schedule of its own ({solution.why}): a heuristic's is followed")
-        return True, solution.schedule
-
-
-class Here:
-    """Solves in this process, before `begin` returns."""
-
-    def __init__(self) -> None:
-        self.solution: Solution | None = None
-
-    def begin(self, shop: Seconds, seconds: float) -> None:
-        self.solution = solve(shop, seconds)
-
-    def answer(self) -> Solution | None:
-        return self.solution
 
 
 def _seconds(shop: Seconds) -> float:

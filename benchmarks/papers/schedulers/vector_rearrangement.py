@@ -1,18 +1,8 @@
 """Vector rearrangement: an optimal schedule for open shops with many jobs, in polynomial time."""
 
-from pg_mop.schedule.compared.compact_sums import compact_order
-from pg_mop.schedule.compared.open_shop import (
-    Job,
-    Operation,
-    Place,
-    Seconds,
-    check,
-    dispatch,
-    loads,
-    longest,
-    longest_first,
-)
-from pg_mop.schedule.compared.planned import Planned
+from papers.schedulers.compact_sums import compact_order
+from papers.schedulers.open_shop import Job, Operation, Place, Seconds, check, dispatch, loads, longest, longest_first
+from papers.schedulers.planned import Planned
 
 MOST_JOBS = 1000  # of a shop whose order is computed (some seconds)
 
@@ -29,7 +19,6 @@ class VectorRearrangement(Planned):
 
     def propose(self, shop: Seconds) -> list[Operation] | None:
         if len(shop) > MOST_JOBS:
-            self.tell(f"{len(shop)} configurations are too many for vector rearrangement: the longest go first")
             return None
         return schedule(shop)
 
