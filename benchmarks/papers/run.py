@@ -9,10 +9,11 @@ from papers import bounds, cerebro, fluid, thesis, treeml
 HEAD = """# The papers' experiments
 
 pg_mop's schedulers repeat here the experiments of the papers that it implements, in the simulator
-(`schedule/simulator.py`): the real board and schedulers decide, and given unit times stand for training. Schedulers that
-these papers compare, and that pg_mop does not use, are in benchmarks/papers/schedulers. `make papers` writes this page. The tables compare ratios, since the hardware differs. "Paper" and "thesis" are figures that were
-measured elsewhere: Cerebro (Nakandala, Zhang, Kumar, VLDB 2020), the thesis on its platform (Sridhara, UC San Diego
-2023), TreeML (thesis, Seoul National University 2021), and Fluid (Yu et al., MLSys 2021).
+(`schedule/simulator.py`): the real board and schedulers decide, and given unit times stand for training. Schedulers
+that these papers compare, and that pg_mop does not use, are in benchmarks/papers/schedulers. `make papers` writes this
+page. The tables compare ratios, since the hardware differs. "Paper" and "thesis" are figures that were measured
+elsewhere: Cerebro (Nakandala, Zhang, Kumar, VLDB 2020), the thesis on its platform (Sridhara, UC San Diego 2023),
+TreeML (thesis, Seoul National University 2021), and Fluid (Yu et al., MLSys 2021).
 """
 
 NOT_RUN = """## Not run

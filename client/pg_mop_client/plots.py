@@ -5,7 +5,7 @@ User-defined names are drawn as plain text, so that a `$` does not begin a formu
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -43,119 +43,6 @@ def curves(data: Data, series: str | None = None, ax: Any = None) -> Any:
         lines, names = ax.get_legend_handles_labels()
         ax.legend(lines[::-1], names[::-1], title="mst_key", fontsize="small")
     ax.xaxis.get_major_locator().set_params(integer=True)
-    return ax
-
-
-def leaderboard(data: Data, most: int = 20, ax: Any = None) -> Any:
-    """The last values of the best configurations as bars."""
-    series = data["measure"]["series"]
-    shown = [c for c in data["configurations"] if c["last"].get(series) is not None][:most][::-1]
-    if not shown:
-        raise ClientError(f"run {data['run']['run_id']} has no results yet")
-    ax = ax or _axes(height=1 + len(shown) * 0.3)
-    ax.barh(range(len(shown)), [c["last"][series] for c in shown], color=TRAIN)
-    ax.set_yticks(range(len(shown)), [_text(_named(data, c)) for c in shown], fontsize="small", parse_math=False)
-    _label(ax, series, "", _title(data))
-    return ax
-
-
-def parallel(data: Data, ax: Any = None) -> Any:
-    """A line for each configuration across its parameters and its result."""
-    result = data["measure"]["series"]
-    shown = [c for c in data["configurations"] if c["last"].get(result) is not None]
-    if len(shown) < 2:
-        raise ClientError("parallel coordinates need two configurations with a result")
-    names = [*data["varied"][:9], "training seconds", result]
-
-    def value(c: Data, name: str) -> Any:
-        return (
-            c["last"][result]
-            if name == result
-            else c["seconds"]
-            if name == "training seconds"
-            else c["parameters"].get(name)
-        )
-
-    ax = ax or _axes(width=1.6 * len(names) + 1)
-    heights = []
-    for at, name in enumerate(names):
-        to_height, ticks = _scale([value(c, name) for c in shown], categories=name not in names[-2:])
-        heights.append(to_height)
-        ax.axvline(at, color=GREY, linewidth=1)
-        for text, height in ticks:
-            ax.text(at + 0.02, height, _text(text, 14), fontsize="x-small", va="center", parse_math=False)
-    for c in reversed(shown):
-        # the line has gaps where the configuration lacks a parameter; markers show values between two gaps
-        own = [value(c, name) for name in names]
-        line = [math.nan if v is None else heights[at](v) for at, v in enumerate(own)]
-        ax.plot(line, **_style(c), marker="." if None in own else None)
-    ax.set_xticks(range(len(names)), [_text(n) for n in names], rotation=20, fontsize="small", parse_math=False)
-    ax.set_yticks([])
-    _label(ax, "", "", _title(data))
-    return ax
-
-
-def sessions(data: Data, mst_keys: Any = None, ax: Any = None) -> Any:
-    """A Gantt chart with a line for each worker session, a bar for each unit, and a dashed line for hops.
-
-    `mst_keys`: the configurations with hops in the picture (None: the best one; []: none). Raises ClientError if no unit
-    has ended, for an unknown configuration, and for hops of a run with merged bars.
-    """
-    if not data["bars"]:
-        raise ClientError(f"no unit of run {data['run']['run_id']} has ended yet")
-    known = {c["mst_key"]: c for c in data["configurations"]}
-    if isinstance(mst_keys, numbers.Integral):
-        mst_keys = [mst_keys]
-    if mst_keys is None:
-        mst_keys = [] if data["merged_bars"] else list(known)[:1]
-    elif unknown := [key for key in mst_keys if key not in known]:
-        raise ClientError(
-            f"run {data['run']['run_id']} has no configuration {unknown[0]}",
-            hint=f"The configurations are {few(list(known))}.",
-        )
-    elif mst_keys and data["merged_bars"]:
-        raise ClientError(f"the hops are not known for so many units: {data['sampled']['sessions']}")
-    ax = ax or _axes(height=1.5 + 0.4 * len(data["lanes"]))
-    for kind, colour in (("train", TRAIN), ("evaluate", EVALUATE)):
-        name = {"train": "training units", "evaluate": "evaluations"}[kind]
-        for lane in range(len(data["lanes"])):
-            bars = [bar for bar in data["bars"] if bar[0] == lane and bar[3] == kind]
-            if data[
-                "merged_bars"
-            ]:  # slices of the time: the height is the busy part, training below and evaluations on it
-                trained = {bar[1]: bar[7] for bar in data["bars"] if bar[0] == lane and bar[3] == "train"}
-                tops = [lane + 0.4 - 0.8 * ((kind != "train") * trained.get(bar[1], 0) + bar[7]) for bar in bars]
-                heights, widths = [0.8 * bar[7] for bar in bars], [bar[2] - bar[1] for bar in bars]
-                ax.bar(
-                    [bar[1] for bar in bars],
-                    heights,
-                    widths,
-                    tops,
-                    align="edge",
-                    color=colour,
-                    label=None if lane else name,
-                )
-            else:
-                spans = [(bar[1], bar[2] - bar[1]) for bar in bars]
-                ax.broken_barh(spans, (lane - 0.4, 0.8), color=colour, label=None if lane else name)
-    for key in mst_keys:
-        hops = sorted(((b + e) / 2, at) for at, b, e, unit, own, *_ in data["bars"] if unit == "train" and key in own)
-        if hops:
-            ax.plot(
-                *zip(*hops),
-                **{
-                    **_style(known[key]),
-                    "linestyle": "--",
-                    "marker": ".",
-                    "alpha": 1,
-                    "color": "black" if len(mst_keys) == 1 else None,
-                    "label": f"hops of configuration {key}",
-                },
-            )
-    ax.set_yticks(range(len(data["lanes"])), [str(pid) for pid in data["lanes"]])
-    ax.invert_yaxis()
-    ax.legend(fontsize="small")
-    _label(ax, "seconds", "session", _title(data, "sessions"))
     return ax
 
 
@@ -197,36 +84,6 @@ def plan(data: Data, ax: Any = None) -> Any:
     left = f", the first {len(units['rows'])} units" if units["left_out"] else ""
     _label(ax, "seconds from the first unit", "", f"expected: {expected:.3g} s{left}")
     ax.legend(title="mst_key", fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
-    return ax
-
-
-def stages(data: Data, ax: Any = None) -> Any:
-    """The tree of stages: thick lines are shared stages, grey lines belong to failed configurations."""
-    if not data["stages"]:
-        raise ClientError(f"run {data['run']['run_id']} has no stages yet")
-    ax = ax or _axes(height=1.5 + 0.16 * len(data["stages"]))
-    leaves = {n["parent"] for n in data["stages"]}
-    failed = {c["mst_key"] for c in data["configurations"] if c["status"] == "failed"}
-    for at, node in enumerate(data["stages"]):
-        xs, ys = [node["first"] - 1, node["last"]], [node["y"], node["y"]]
-        if node["parent"] is not None:
-            parent = data["stages"][node["parent"]]
-            xs, ys = [parent["last"], *xs], [parent["y"], *ys]
-        ax.plot(
-            xs,
-            ys,
-            color=GREY if failed.issuperset(node["keys"]) else TRAIN,
-            linewidth=min(6, len(node["keys"])),
-            solid_capstyle="round",
-        )
-        if at not in leaves and len(data["stages"]) <= 60:
-            ax.text(
-                node["last"], node["y"], " " + ", ".join(map(str, node["keys"][:3])), fontsize="x-small", va="center"
-            )
-    ax.set_yticks([])
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.invert_yaxis()
-    _label(ax, "iteration", "", _title(data, "stages"))
     return ax
 
 
@@ -397,11 +254,6 @@ def _style(c: Data) -> dict[str, Any]:
     return {"color": GREY, "linewidth": 0.7, "alpha": 0.5}
 
 
-def _named(data: Data, c: Data) -> str:
-    parameters = ", ".join(f"{n}={c['parameters'].get(n)}" for n in data["varied"])
-    return f"{c['mst_key']}: {parameters}" if parameters else str(c["mst_key"])
-
-
 def _title(data: Data, part: str | None = None) -> str:
     run = data["run"]
     title = f"run {run['run_id']}: {run['model_output_table']}"
@@ -418,24 +270,3 @@ def _text(value: Any, most: int = 60) -> str:
     """A name for a picture: at most `most` characters, all of them printable."""
     text = printable(value).replace("\t", " ")
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _scale(values: list[Any], categories: bool) -> tuple[Callable[[Any], float], list[tuple[str, float]]]:
-    """A function from values to heights from 0 to 1, and labels (text, height) for the axis."""
-    known = [v for v in values if v is not None]
-    numbers = all(isinstance(v, (int, float)) for v in known)
-    if not numbers or categories and len(set(known)) <= 6:
-        words = sorted(set(known), key=lambda v: (not isinstance(v, (int, float)), v if numbers else str(v)))
-        heights = {repr(word): (at + 0.5) / len(words) for at, word in enumerate(words)}
-        shown = words if len(words) <= 12 else words[:: math.ceil(len(words) / 12)]
-        return lambda v: heights[repr(v)], [(str(w), heights[repr(w)]) for w in shown]
-    low, high = min(known), max(known)
-    log = low > 0 and high / low >= 50
-    read: Callable[[Any], float] = math.log if log else float
-    span = read(high) - read(low) or 1.0
-
-    def height(value: Any) -> float:
-        return (read(value) - read(low)) / span if high > low else 0.5
-
-    steps = [low * (high / low) ** (i / 4) if log else low + (high - low) * i / 4 for i in range(5)]
-    return height, [(f"{v:.3g}", height(v)) for v in (steps if high > low else [low])]

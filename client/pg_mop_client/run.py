@@ -64,6 +64,20 @@ def _classes(values: pandas.Series, kind: str) -> pandas.Series:
     return values if values.isna().any() else values.astype(kind)
 
 
+class Shown:
+    """A report in a notebook."""
+
+    def __init__(self, page: str, height: int) -> None:
+        """`page`: the HTML of the report; `height`: pixels."""
+        self.page, self.height = page, height
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe srcdoc="{html.escape(self.page)}" sandbox="allow-scripts" '
+            f'style="width: 100%; height: {self.height}px; border: 0"></iframe>'
+        )
+
+
 class Run:
     """A run that the role may see. Every method reads the present state, so that it also serves a running run."""
 
@@ -387,32 +401,13 @@ class Run:
             ).scalar_one()
         return page if path is None else written(page, path)
 
+    def show(self, height: int = 800) -> "Shown":
+        """The report with its pictures, for the output of a cell of a notebook. `height`: pixels."""
+        return Shown(self.report(), height)
+
     def plot_curves(self, series: str | None = None, ax: Any = None) -> Any:
         """Learning curves of a series, such as 'validation loss' (None: the ranking series); matplotlib's Axes."""
         return self._plots().curves(self.data, series, ax)
-
-    def plot_leaderboard(self, most: int = 20, ax: Any = None) -> Any:
-        """The best configurations as bars; matplotlib's Axes."""
-        return self._plots().leaderboard(self.data, most, ax)
-
-    def plot_parallel(self, ax: Any = None) -> Any:
-        """Parameters and results as parallel coordinates; matplotlib's Axes."""
-        return self._plots().parallel(self.data, ax)
-
-    def plot_sessions(self, mst_keys: Any = None, ax: Any = None) -> Any:
-        """The units of the worker sessions by time, and the hops of `mst_keys` (None: the best); matplotlib's Axes."""
-        return self._plots().sessions(self.data, mst_keys, ax)
-
-    def plot_stages(self, ax: Any = None) -> Any:
-        """The tree of stages; matplotlib's Axes."""
-        return self._plots().stages(self.data, ax)
-
-    def plot_family(self, ax: Any = None) -> Any:
-        """The family tree of a search whose trials are made from other ones; matplotlib's Axes."""
-        needed("matplotlib", "plot")
-        from pg_mop_client import families
-
-        return families.family(self.data, ax)
 
     def plot_confusion(
         self,

@@ -1,5 +1,6 @@
 """The client as people use it: the README's example, its results, models, pictures and bridges, and what goes wrong."""
 
+import html
 import io
 import json
 import os
@@ -298,20 +299,19 @@ def hostile_data(run):
     return json.loads(text)
 
 
-@pytest.mark.parametrize("name", ["curves", "leaderboard", "parallel", "sessions", "stages"])
-def test_pictures_are_axes_and_draw_names_as_text(run, name):
+def test_pictures_are_axes_and_draw_names_as_text(run):
     from pg_mop_client import plots
 
     for data in (run.data, hostile_data(run)):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")  # of fonts
-            axes = getattr(plots, name)(data)
+            axes = plots.curves(data)
             axes.figure.canvas.draw()
         assert isinstance(axes, matplotlib.axes.Axes) and axes.has_data()
         assert data["run"]["model_output_table"].replace("\u2028", "\ufffd")[:20] in axes.get_title(loc="left")
         matplotlib.pyplot.close(axes.figure)
     mine = matplotlib.pyplot.figure().add_subplot()
-    assert getattr(run, f"plot_{name}")(ax=mine) is mine
+    assert run.plot_curves(ax=mine) is mine
 
 
 def test_arguments_may_have_numpys_numbers_at_any_depth(db, s, run):
@@ -333,23 +333,11 @@ def test_arguments_may_have_numpys_numbers_at_any_depth(db, s, run):
     db.run("DROP TABLE of_numpy, of_numpy_summary")
 
 
-def test_the_gantt_has_the_hops_of_a_configuration(run):
-    data = run.data
-    for keys in (None, [3, 1], []):
-        wanted = {
-            key: [
-                lane
-                for lane, *_, kind, own, _, _ in sorted(data["bars"], key=lambda bar: bar[1])
-                if kind == "train" and key in own
-            ]
-            for key in (keys or [run.best().mst_key])
-        }
-        lines = {line.get_label(): list(line.get_ydata()) for line in run.plot_sessions(keys).get_lines()}
-        assert lines == ({} if keys == [] else {f"hops of configuration {key}": w for key, w in wanted.items()})
-        assert all(len(hops) == 5 * 2 for hops in wanted.values()), "each unit, also those that went together"
-    assert run.plot_sessions(3).has_data()
-    with pytest.raises(ClientError, match=f"run {run.run_id} has no configuration 99\nHINT: The configurations are "):
-        run.plot_sessions([99])
+def test_a_notebook_shows_the_report_in_a_frame_of_its_own(run):
+    shown = run.show()._repr_html_()
+    page = html.unescape(re.search('srcdoc="([^"]*)"', shown)[1])
+    assert page.startswith("<!DOCTYPE html>") and "py_models" in page
+    assert 'sandbox="allow-scripts"' in shown, "without the notebook's origin"
 
 
 def test_confusion_counts_what_was_predicted(run, example):
