@@ -272,7 +272,6 @@ GROUPS = {
         "mop_report",
         "mop_configuration_report",
         "mop_note",
-        "mop_simulate",
     ],
     "Disk space of runs": ["mop_drop_run", "mop_drop_states", "mop_drop_checkpoints"],
     "Server and help": [

@@ -51,7 +51,7 @@ def test_no_function_for_users_is_without_help(db):
     runs = set(
         "mop_resume mop_replay mop_set_sessions mop_set_priority mop_share_training mop_add_server mop_trim_audit "
         "mop_space_sample mop_space_show mop_family mop_space_size mop_drop_run mop_drop_states mop_drop_packed "
-        "mop_connect_servers mop_report mop_configuration_report mop_note mop_simulate mop_explain mop_explain_run "
+        "mop_connect_servers mop_report mop_configuration_report mop_note mop_explain mop_explain_run "
         "mop_functions mop_settings mop_submit mop_cancel mop_wait mop_end_trainers".split()
     )
     # so have those on ordinary tables and named models

@@ -78,8 +78,6 @@ def test_a_replay_gives_the_same_bytes_and_lineage(db):
         "WHERE run_id = %s ORDER BY 1"
     )
     assert db.run(lineage, [run_id]) == db.run(lineage, [last_run(db)])
-    simulated = db.run("SELECT scheduler FROM madlib.mop_simulate(%s)", [run_id])
-    assert "round-robin" in {row["scheduler"] for row in simulated}
     assert "finished" in db.value("SELECT madlib.mop_explain_run(%s)", [run_id])
     explained = db.value("SELECT madlib.mop_explain($$SELECT madlib.mop_replay(%s, 'explained')$$)", [run_id])
     assert "Train 10 configurations" in explained

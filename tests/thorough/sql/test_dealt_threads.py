@@ -121,8 +121,6 @@ def test_the_last_configuration_has_all_cores_and_a_replay_the_same_bytes(db):
     assert all(unit["started_at"] > ended for unit in large if unit["threads"] > FEW), (
         "there was work for both sessions"
     )
-    for row in db.run("SELECT * FROM madlib.mop_simulate(%s, schedulers => ARRAY['longest-first'])", [run_id]):
-        assert 0 < row["lower_bound"] <= row["makespan"] * (1 + 1e-9) and 0 < row["utilization"] <= 1 + 1e-9
     db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
     again = last_run(db)
     assert told(db, again) == told(db, run_id) and equal_weights(db) == 2

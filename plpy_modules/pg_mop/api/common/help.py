@@ -487,7 +487,6 @@ OF_RUNS = {
     "mop_explain_run": "Returns the expected and the actual time of a run, as text or 'json'.",
     "mop_report": "Returns a report of a run as one HTML file, its data as 'json' ('table': without pictures), or its "
     "'summary' as JSON: state, best, failures by cause, what next; of all configurations, or of some.",
-    "mop_simulate": "Simulates a past run, or units of given seconds, with other schedulers and numbers of sessions.",
     "mop_submit": "Starts a job, which runs SQL in a separate session without a client; returns the job's number at once.",
     "mop_cancel": "Cancels a job.",
     "mop_wait": "Waits for the end of a job, or for a timeout; returns the job's status.",
@@ -640,7 +639,6 @@ ARGUMENTS = {
     "normalizing_const": "divides the independent elements",
     "num_classes": "one-hot width for each output; NULL: as many as the data have",
     "num_configs": "random search: number of configurations",
-    "divided_share": "share of a unit's seconds that several cores divide: cores of sessions without work are dealt",
     "num_iterations": "visits of every configuration to every segment",
     "object": "dill.dumps of a function, or of a class of losses, layers or models",
     "object_table": "custom losses, metrics, layers and models, in this schema",
