@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pg_mop_client.errors import ClientError, needed
+from pg_mop_client.errors import ClientError
 from pg_mop_client.functions import _native
 
 if TYPE_CHECKING:
@@ -189,14 +189,6 @@ class ServerSpace:
     def data(self) -> dict[str, Any]:
         """The same as data: the base models with their layers, and the choice points of each layer."""
         return json.loads(self.on.mop_space_show(self.name, "json"))
-
-    def plot(self, base: int | None = None, ax: Any = None) -> Any:
-        """The graph of a base model with its choice points; `base`: its model_id, by default the first one's. matplotlib's
-        Axes."""
-        needed("matplotlib", "plot")
-        from pg_mop_client import space_pictures
-
-        return space_pictures.base_model(self.data, base, ax)
 
 
 def _listed(value: Any) -> Any:

@@ -1,15 +1,12 @@
-"""Model spaces from Python: built, created, sampled, drawn and searched on a server."""
+"""Model spaces from Python: built, created, sampled and searched on a server."""
 
 import json
 
 import pytest
 
-from pg_mop_client import ClientError, Selection, ServerError, Space, layer
+from pg_mop_client import Selection, ServerError, Space, layer
 from support.custom_code import LAYER, pickle, put
 from support.workload import dense, load, make_data
-
-matplotlib = pytest.importorskip("matplotlib")
-matplotlib.use("Agg")
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +28,6 @@ def test_a_space_in_a_few_lines_is_searched(db, s):
     assert len(sample) == 5 and set(sample.model_id) == {1}
     found = made.data
     assert found["members"] == "24" and [one["model_id"] for one in found["models"]] == [1]
-    ax = made.plot()
-    assert any(text.get_text().startswith("hidden.units: 4 | 8 | 16") for text in ax.texts)
-    with pytest.raises(ClientError, match="no base model 2"):
-        made.plot(2)
     run = s.mop_search(
         "flowers_packed",
         "py_found",

@@ -22,9 +22,9 @@ def text(space: ModelSpace, looked: Sampled) -> str:
 
 def data(space: ModelSpace, looked: Sampled) -> dict[str, Any]:
     """The same as JSON values: {members, adapt, looked: {tried, fitting, refused}, models: [{model_id, name, members, layers:
-    [{name, class, from, lines}], points: [{name, layer, options, text, depth, parent, when}]}]}.
+    [{name, class, from}], points: [{name, layer, options, text, depth, parent, when}]}]}.
 
-    `lines`: how many points a layer has; `layer`: where a point is shown; `options`: as the user wrote them; `text`: the same
+    `layer`: where a point is shown; `options`: as the user wrote them; `text`: the same
     for people; `depth`: 0 for a point that is always open; `when`: the options of `parent` for which it is open, for people.
     `members` are texts: numbers of any size; of more than 4,000 digits, about how many.
     """
@@ -48,12 +48,7 @@ def _model(planned: _Planned) -> dict[str, Any]:
         "name": planned.base.name,
         "members": _exact(plan.choices.size),
         "layers": [
-            {
-                "name": name,
-                "class": graph.layers[name]["class_name"],
-                "from": graph.sources(name),
-                "lines": sum(one["layer"] == name for one in points),
-            }
+            {"name": name, "class": graph.layers[name]["class_name"], "from": graph.sources(name)}
             for name in graph.order()
         ],
         "points": points,
