@@ -13,8 +13,8 @@ from sqlalchemy import text
 
 from pg_mop_client import tables
 from pg_mop_client.database import driver_errors, plain, quote, quote_table
-from pg_mop_client.errors import ClientError, ServerError, needed
-from pg_mop_client.run import written
+from pg_mop_client.errors import ClientError, ServerError
+from pg_mop_client.run import Shown, written
 from pg_mop_client.watching import printable
 
 if TYPE_CHECKING:
@@ -192,6 +192,10 @@ class Model:
         page = self._whole(data, "html")
         return page if path is None else written(page, path)
 
+    def show(self, data: Any = None, height: int = 800) -> Shown:
+        """The report with its pictures, for the output of a cell of a notebook. `height`: pixels."""
+        return Shown(self.report(data), height)
+
     def report_data(self, data: Any = None) -> dict[str, Any]:
         """The data of the report: sections with facts, tables, and descriptions of pictures."""
         return json.loads(self._whole(data, "json"))
@@ -257,53 +261,6 @@ class Model:
     def feature_info(self) -> pandas.DataFrame:
         """What became of each column of the table: feature, elements, share of NULL, mean, lowest, highest, top values."""
         return self._call("mop_feature_info", model=self.name, version=self.version)
-
-    # --- pictures ----------------------------------------------------------------------------------------
-    def plot_confusion(self, data: Any, ax: Any = None) -> Any:
-        """The confusion matrix; matplotlib's Axes."""
-        plots, found = self._plots(), self.confusion_matrix(data)
-        return plots.matrix(found.to_numpy().tolist(), list(found.index), self._title(), ax)
-
-    def plot_class_report(self, data: Any, ax: Any = None) -> Any:
-        """Precision, recall and F1 of each class as bars; matplotlib's Axes."""
-        return self._plots().class_report(self.class_report(data), self._title(), ax)
-
-    def plot_regression(self, data: Any, ax: Any = None) -> Any:
-        """Mean predictions, with the RMSE, beside the mean truth of ten bands of the target; matplotlib's Axes."""
-        return self._plots().regression(self.regression_report(data), self._title(), ax)
-
-    def plot_roc_curve(self, data: Any, label: str | None = None, ax: Any = None) -> Any:
-        """The ROC curve of a class (None: the second) with its area; matplotlib's Axes."""
-        return self._plots().roc_curve(self.roc_curve(data, label), self._title(label), ax)
-
-    def plot_calibration(self, data: Any, label: str | None = None, ax: Any = None) -> Any:
-        """The shares of a class (None: the second) by its probability; matplotlib's Axes."""
-        return self._plots().calibration(self.calibration(data, label), self._title(label), ax)
-
-    def plot_importance(self, data: Any, most: int = 20, ax: Any = None) -> Any:
-        """The most important columns as bars; matplotlib's Axes."""
-        measure = "R2" if self.info.kind == "regression" else "accuracy"
-        return self._plots().importance(self.importance(data), measure, self._title(), most, ax)
-
-    def plot_drift(self, data: Any, most: int = 20, ax: Any = None) -> Any:
-        """The columns that have drifted most as bars; matplotlib's Axes."""
-        return self._plots().drift(self.drift(data), self._title(), most, ax)
-
-    def plot_baselines(self, train: Any, test: Any, metric: str | None = None, ax: Any = None) -> Any:
-        """A measure (None: accuracy or R2) of this model and of simple models as bars; matplotlib's Axes."""
-        plots = self._plots()
-        metric = metric or ("r2" if self.info.kind == "regression" else "accuracy")
-        return plots.baselines(self.baselines(train, test), metric, self._title(), ax)
-
-    def _title(self, label: str | None = None) -> str:
-        return f"model {self.name}" + (f", class {label}" if label is not None else "")
-
-    @staticmethod
-    def _plots() -> Any:
-        needed("matplotlib", "plot")
-        from pg_mop_client import plots
-
-        return plots
 
     # --- calls -------------------------------------------------------------------------------------------
     def _whole(self, data: Any, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of a run, or of a named model, with matplotlib. Each function draws the report's data and returns its Axes.
+"""Pictures of a run, or of a plan, with matplotlib. Each function draws the report's data and returns its Axes.
 
 User-defined names are drawn as plain text, so that a `$` does not begin a formula.
 """
@@ -13,7 +13,7 @@ import pandas
 from matplotlib import pyplot
 
 from pg_mop_client.errors import ClientError
-from pg_mop_client.reading import ARRAYS, few
+from pg_mop_client.reading import ARRAYS
 from pg_mop_client.watching import printable
 
 TOP = 8  # configurations with their own colours
@@ -126,94 +126,6 @@ def matrix(counts: list[list[int]], names: Sequence[str | None], title: str = ""
     ax.set_yticks(range(len(shown)), shown, fontsize="x-small", parse_math=False)
     right = sum(own[row] for row, own in enumerate(counts))
     _label(ax, "predicted", "actual", f"{title}\n{right} of {sum(map(sum, counts))} right".strip())
-    return ax
-
-
-def class_report(found: pandas.DataFrame, title: str = "", ax: Any = None) -> Any:
-    """Precision, recall and F1 of each class as bars; `found`: label, precision, recall, f1, support."""
-    ax = ax or _axes(height=1.5 + 0.6 * len(found))
-    for at, (name, colour) in enumerate((("precision", TRAIN), ("recall", EVALUATE), ("f1", GREY))):
-        ax.barh(
-            [row + 0.27 * (at - 1) for row in range(len(found))], found[name].fillna(0), 0.25, color=colour, label=name
-        )
-    names = [f"{_text(label, 20)} ({support})" for label, support in zip(found.label, found.support)]
-    ax.set_yticks(range(len(found)), names, fontsize="small", parse_math=False)
-    ax.invert_yaxis()
-    ax.set_xlim(0, 1)
-    ax.legend(fontsize="small")
-    _label(ax, "", "", title)
-    return ax
-
-
-def regression(found: pandas.DataFrame, title: str = "", ax: Any = None) -> Any:
-    """Mean predictions, with the RMSE, by the mean truth of bands; `found`: mean_actual, mean_predicted, rmse."""
-    ax = ax or _axes(width=5.5, height=5)
-    ax.errorbar(found.mean_actual, found.mean_predicted, found.rmse, fmt="o", color=TRAIN, capsize=3, label="± RMSE")
-    ends = [found.mean_actual.min(), found.mean_actual.max()]
-    ax.plot(ends, ends, color=GREY, linestyle="--", label="without error")
-    ax.legend(fontsize="small")
-    _label(ax, "mean of the truth", "mean of the predictions", title)
-    return ax
-
-
-def roc_curve(found: pandas.DataFrame, title: str = "", ax: Any = None) -> Any:
-    """The curve of `found`: false_positive_rate, true_positive_rate."""
-    ax = ax or _axes(width=5.5, height=5)
-    x, y = found.false_positive_rate.to_numpy(), found.true_positive_rate.to_numpy()
-    area = float(((x[1:] - x[:-1]) * (y[1:] + y[:-1]) / 2).sum())
-    ax.plot(x, y, color=TRAIN)
-    ax.plot([0, 1], [0, 1], color=GREY, linestyle="--")
-    _label(ax, "false positive rate", "true positive rate", f"{title}\narea {area:.4f}".strip())
-    return ax
-
-
-def calibration(found: pandas.DataFrame, title: str = "", ax: Any = None) -> Any:
-    """Shares by probability; `found`: probability, share, row_count (which sets the size of a point)."""
-    ax = ax or _axes(width=5.5, height=5)
-    ax.plot([0, 1], [0, 1], color=GREY, linestyle="--")
-    ax.plot(found.probability, found.share, color=TRAIN)
-    ax.scatter(found.probability, found.share, 20 + 200 * found.row_count / found.row_count.sum(), color=TRAIN)
-    _label(ax, "mean probability", "share of the rows", title)
-    return ax
-
-
-def importance(found: pandas.DataFrame, measure: str, title: str = "", most: int = 20, ax: Any = None) -> Any:
-    """The first columns of `found` (column_name, importance, deviation) as bars; `measure`: what is lost."""
-    found = found.head(most)
-    return _bars(found.column_name, found.importance, f"loss of {measure}", title, ax, errors=found.deviation)
-
-
-def drift(found: pandas.DataFrame, title: str = "", most: int = 20, ax: Any = None) -> Any:
-    """The first columns of `found` (column_name, stability, verdict) as bars."""
-    found = found.head(most)
-    colours = found.verdict.map({"drifted": "#c0392b", "changed": EVALUATE}).fillna(TRAIN)
-    return _bars(found.column_name, found.stability, "population stability index", title, ax, colours=list(colours))
-
-
-def baselines(found: pandas.DataFrame, metric: str, title: str = "", ax: Any = None) -> Any:
-    """One metric of `found` (contender, metric, value) as bars, the first contender in colour. Raises ClientError."""
-    own = found[found.metric == metric]
-    if own.empty:
-        raise ClientError(f"there is no metric {metric!r}", hint=f"The metrics are {few(list(found.metric.unique()))}.")
-    colours = [TRAIN, *[GREY] * (len(own) - 1)]
-    return _bars(own.contender, own.value, metric, title, ax, colours=colours)
-
-
-def _bars(
-    names: Iterable[Any],
-    values: pandas.Series,
-    label: str,
-    title: str,
-    ax: Any,
-    errors: Any = None,
-    colours: Any = TRAIN,
-) -> Any:
-    """A horizontal bar for each value, the first at the top."""
-    ax = ax or _axes(height=1 + len(values) * 0.3)
-    ax.barh(range(len(values)), values, xerr=errors, color=colours, ecolor=GREY)
-    ax.set_yticks(range(len(values)), [_text(name, 30) for name in names], fontsize="small", parse_math=False)
-    ax.invert_yaxis()
-    _label(ax, label, "", title)
     return ax
 
 

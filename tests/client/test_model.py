@@ -18,9 +18,6 @@ from pg_mop_client.command import main
 from support.cluster import eventually
 from support.workload import HOSTILE, is_under_way
 
-matplotlib = pytest.importorskip("matplotlib")
-matplotlib.use("Agg")
-
 ROWS = 400
 
 NETS = "linear, small"  # (larger ones take longer, and show no more)
@@ -156,29 +153,6 @@ def test_reports_agree_with_the_predictions(model, people):
     assert {"pg_mop", "majority"} <= set(found.contender)
     own = found[(found.contender == "pg_mop") & (found.metric == "accuracy")]
     assert own.value.item() == pytest.approx(measured["accuracy"])
-
-
-def test_pictures_show_the_numbers_of_the_reports(model, income, people):
-    axes = model.plot_confusion(people)
-    right = int((model.predict(people).prediction == people.leaves).sum())
-    assert f"{right} of {ROWS} right" in axes.get_title(loc="left")
-    assert [t.get_text() for t in axes.get_yticklabels()] == ["false", "true"]
-    assert len(model.plot_class_report(people).patches) == 2 * 3
-    area = float(model.plot_roc_curve(people, "true").get_title(loc="left").split("area ")[1])
-    assert area == pytest.approx(model.evaluate(people).set_index("metric").value["auc"], abs=2e-3)
-    assert len(model.plot_calibration(people).lines) == 2
-    bars = model.plot_importance(people, most=2).patches
-    assert [b.get_width() for b in bars] == pytest.approx(list(model.importance(people).importance[:2]))
-    assert len(model.plot_drift(people).patches) == len(model.drift(people))
-    axes = income.plot_regression(people)
-    assert list(axes.containers[0][0].get_xdata()) == pytest.approx(list(income.regression_report(people).mean_actual))
-    found = model.baselines("leaving_train", "leaving_test")
-    names = list(found[found.metric == "accuracy"].contender)
-    axes = model.plot_baselines("leaving_train", "leaving_test")
-    assert [t.get_text() for t in axes.get_yticklabels()] == names
-    with pytest.raises(ClientError, match="there is no metric 'speed'"):
-        model.plot_baselines("leaving_train", "leaving_test", "speed")
-    matplotlib.pyplot.close("all")
 
 
 def test_the_command_writes_the_report(db, model, tmp_path, capsys, monkeypatch):
