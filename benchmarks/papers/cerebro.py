@@ -1,5 +1,6 @@
 """Nakandala, Zhang, Kumar: "Cerebro", VLDB 2020."""
 
+import functools
 import math
 import random
 from heapq import heapify, heapreplace
@@ -8,9 +9,10 @@ from statistics import mean
 from papers.common import bound, plan_of, run, seconds, span, table, telling
 from papers.schedulers import SCHEDULERS as BY_NAME
 from papers.schedulers import milp
+from papers.transport import Transport
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.dealing import Dealer
-from pg_mop.schedule.simulator import Transport, makespan, simulate
+from pg_mop.schedule.simulator import makespan, simulate
 
 MILP_SECONDS = 10
 # appendix B, table 7, millions of floating-point operations
@@ -85,7 +87,7 @@ def figure_8a():
     rows, whole = [], 8 * 3600.0
     one = None
     for places in range(1, 9):
-        transport = Transport(293e6, 10 * GIGABIT, 1e9)
+        transport = functools.partial(Transport, bytes=293e6, network=10 * GIGABIT, disk=1e9)
         taken = mean(
             seconds("randomized", [whole / places] * 8, [1.0] * places, 5, seed, transport=transport)
             for seed in range(5)

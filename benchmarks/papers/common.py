@@ -19,7 +19,7 @@ def plan_of(configurations, iterations):
 
 def run(name, costs, slowness, iterations, seed, known=True, transport=None, prepare=None):
     """The visits of a run: a place has one segment. `costs`: of configurations; `slowness`: of places; `known`: the
-    scheduler knows the times in advance; `prepare(scheduler, board)`."""
+    scheduler knows the times in advance; `transport(board)`: a Transport; `prepare(scheduler, board)`."""
     plan = plan_of(len(costs), iterations)
     board = Board(plan, range(len(slowness)))
     cost = lambda stage: costs[stage.mst_key - 1]  # noqa: E731
@@ -34,7 +34,7 @@ def run(name, costs, slowness, iterations, seed, known=True, transport=None, pre
         scheduler,
         lambda unit: cost(plan.stages[unit.stage]),
         slowness=lambda unit, worker: slowness[unit.segment],
-        transport=transport,
+        around=transport and transport(board),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from pg_mop.plan.sharing import Sharing
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.simulator import Transport, makespan, simulate
+from pg_mop.schedule.simulator import makespan, simulate
 from support.conformance import SchedulerConformance
 from support.conformance.schedulers import SERVERS, board_of, uneven
 from support.plans import chains
@@ -284,17 +284,6 @@ def test_an_evaluation_that_fails_is_not_the_last_one_any_more():
     board.start(second)
     assert board.is_last(second)
     board.finish(second)
-
-
-def test_carrying_and_the_coordinators_work_take_time():
-    def span(**transport):
-        board = board_of(8, 4, 3)
-        given = Transport(**{"bytes": 1e8, "network": 1e8, "disk": 1e9, "coordinator": 0.0, **transport})
-        return makespan(simulate(board, SCHEDULERS["randomized"](board, 1), lambda unit: 1.0, transport=given))
-
-    free = makespan(simulate(board := board_of(8, 4, 3), SCHEDULERS["randomized"](board, 1), lambda unit: 1.0))
-    assert span(bytes=0) == pytest.approx(free)
-    assert free < span(direct=True) < span() and span(bytes=0, coordinator=1.0) >= 8 * 4 * 3
 
 
 # --- stages that another run trains -----------------------------------------------------------------------------------

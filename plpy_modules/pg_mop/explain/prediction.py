@@ -226,7 +226,7 @@ def _simulate(
         spent["ready"] += seconds
         return seconds
 
-    def around(worker: Worker, steps: Sequence[Sequence[Unit]]) -> float:
+    def around(worker: Worker, steps: Sequence[Sequence[Unit]], now: float) -> float:
         costs = estimates.fixed.commands(steps[0][0].kind, board.server(worker))
         command = costs.around(sum(map(len, steps)))
         states = sum(costs.states(1, work.bytes_of(plan.stages[unit.stage])) for unit in steps[0])

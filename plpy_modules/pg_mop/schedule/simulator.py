@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pg_mop.plan.stages import StageNumber
 from pg_mop.schedule.base import Scheduler
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.dealing import Dealer
@@ -27,54 +26,13 @@ class Visit:
     threads: int | None = field(default=None, kw_only=True)  # of its trainer, where a Dealer deals them
 
 
-@dataclass
-class Transport:
-    """The time that model states need on their way to units, where each worker is on a server of its own.
-
-    `bytes`: of a model state; `network`: bytes a second of a server's line, and of the coordinator's; `disk`: bytes a
-    second that a server writes; `coordinator`: seconds of its own work for a unit, one unit after the other. `direct`:
-    states go from server to server; otherwise all pass the coordinator's line.
-    """
-
-    bytes: float
-    network: float
-    disk: float
-    coordinator: float = 0.005
-    direct: bool = False
-    line_free: float = 0.0  # when the coordinator's line has carried all states so far
-    coordinator_free: float = 0.0  # when the coordinator has done all its work so far
-    state_at: dict[StageNumber, Worker] = field(default_factory=dict)  # the worker that has a stage's state
-
-    def begins(self, unit: Unit, worker: Worker, now: float, parent: StageNumber | None) -> float:
-        """When a unit that is chosen at `now` begins to compute."""
-        self.coordinator_free = ready = max(now, self.coordinator_free) + self.coordinator
-        source = self.state_at.get(unit.stage)
-        if source is None and parent is not None:
-            source = self.state_at.get(parent)
-        if unit.kind == "train":
-            self.state_at[unit.stage] = worker
-        if source is None or source == worker:
-            return ready
-        carried = self.bytes / self.network
-        if not self.direct:
-            self.line_free = ready = max(ready, self.line_free) + carried
-        else:
-            ready += carried
-        return ready + self.bytes / self.disk
-
-    def ends(self, unit: Unit, computed: float) -> float:
-        """When a unit that has computed until `computed` ends: a new state is written."""
-        return computed + (self.bytes / self.disk if unit.kind == "train" else 0.0)
-
-
 def simulate(
     board: Board,
     scheduler: Scheduler,
     seconds: Callable[[Unit], float],
     ahead: bool = False,
-    transport: Transport | None = None,
     batches: UnitBatches | None = None,
-    around: Callable[[Worker, Sequence[Sequence[Unit]]], float] | None = None,
+    around: Callable[[Worker, Sequence[Sequence[Unit]], float], float] | None = None,
     slowness: Callable[[Unit, Worker], float] | None = None,
     ready: Callable[[Unit, Worker], float] | None = None,
     dealer: Dealer | ServerDealers | None = None,
@@ -83,11 +41,11 @@ def simulate(
     """Run all units of `board` under `scheduler` in simulated time. Returns the visits in the order of their ends.
 
     `seconds`: how long a unit takes. `ahead`: every worker reserves the stage of its next unit, as the executor does
-    where it reads states ahead. `transport`: None: moving states takes no time. `batches`: forms unit batches; None:
-    every unit runs alone. `around`: seconds of a command besides its units (a unit, a unit batch or a chain), by its steps;
-    None: there are none. `slowness`: how many times as long a unit takes on a worker; None: all are as fast. `ready`: seconds
-    that a worker needs before it begins a unit, asked once for each unit in the order of their begin. `dealer`: deals the
-    threads of the workers' trainers. `packing`: of the trainers on their devices, where `batches` chooses commands.
+    where it reads states ahead. `batches`: forms unit batches; None: every unit runs alone. `around(worker, steps, now)`:
+    seconds of a command besides its units (a unit, a unit batch or a chain); None: there are none. `slowness`: how many
+    times as long a unit takes on a worker; None: all are as fast. `ready`: seconds that a worker needs before it begins a
+    unit, asked once for each unit in the order of their begin. `dealer`: deals the threads of the workers' trainers.
+    `packing`: of the trainers on their devices, where `batches` chooses commands.
 
     The board and its plan are in the run's final state afterwards; a run needs another plan and board.
     Raises RuntimeError where the scheduler leaves every worker idle although units remain.
@@ -143,13 +101,8 @@ def simulate(
                 if ready is not None:
                     taken = [t + sum(ready(unit, worker) for unit in units) for t, units in zip(taken, steps)]
                 if around is not None:
-                    begins += around(worker, steps)
+                    begins += around(worker, steps, now)
                 ends = list(itertools.accumulate(taken, initial=begins))[1:]
-                if transport is not None:
-                    ((unit,),) = steps
-                    parent = board.plan.stages[unit.stage].parent
-                    begun = transport.begins(unit, worker, now, None if parent is None else parent.number)
-                    ends = [transport.ends(unit, begun + takes(unit, worker))]
                 heapq.heappush(events, (ends[-1], worker, now, list(zip(ends, steps))))
         if not events:
             raise RuntimeError("the scheduler leaves every worker idle although units remain")

@@ -10,11 +10,12 @@ from pg_mop.schedule.board import Board
 from pg_mop.schedule.simulator import makespan, simulate
 from support.cluster import ROOT
 from support.conformance import SchedulerConformance
-from support.conformance.schedulers import tree
+from support.conformance.schedulers import board_of, tree
 
 sys.path.append(str(ROOT / "benchmarks"))
 
 from papers.schedulers import OF_PAPERS, SCHEDULERS  # noqa: E402
+from papers.transport import Transport  # noqa: E402
 
 
 class TestSchedulersOfPapers(SchedulerConformance):
@@ -108,3 +109,14 @@ def test_sharing_saves_a_grid_its_merge_rate_and_early_stopping_more():
         / study("successive-halving", values, **halving)[0]
     )
     assert early > apart / units
+
+
+def test_carrying_and_the_coordinators_work_take_time():
+    def span(**transport):
+        board = board_of(8, 4, 3)
+        given = Transport(board, **{"bytes": 1e8, "network": 1e8, "disk": 1e9, "coordinator": 0.0, **transport})
+        return makespan(simulate(board, SCHEDULERS["randomized"](board, 1), lambda unit: 1.0, around=given))
+
+    free = makespan(simulate(board := board_of(8, 4, 3), SCHEDULERS["randomized"](board, 1), lambda unit: 1.0))
+    assert span(bytes=0) == pytest.approx(free)
+    assert free < span(direct=True) < span() and span(bytes=0, coordinator=1.0) >= 8 * 4 * 3
