@@ -6,21 +6,34 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+import pandas
 
 from pg_mop_client.errors import ClientError, needed
-
-if TYPE_CHECKING:
-    from pg_mop_client.run import Run
 
 SUFFIX = ".pg_mop"  # of the event files that to_tensorboard writes
 MOST_METRICS = 1000  # MLflow's limit for one call
 OF_MLFLOW = {"failed": "FAILED", "cancelled": "KILLED"}  # states that MLflow distinguishes from FINISHED
 
+
+class Results(Protocol):
+    """What is needed of a run."""
+
+    run_id: int
+    models: str
+
+    @property
+    def data(self) -> dict[str, Any]: ...
+    def metrics(self, cap: int | None = None) -> pandas.DataFrame: ...
+    def report(self, path: str | os.PathLike[str] | None = None) -> str: ...
+    def export(self, mst_key: Any = None) -> bytes: ...
+
+
 Values = dict[int, dict[str, dict[int, float]]]  # {mst_key: {'validation loss': {iteration: value}}}
 
 
-def to_optuna(run: "Run", storage: Any = None, study_name: str | None = None) -> Any:
+def to_optuna(run: Results, storage: Any = None, study_name: str | None = None) -> Any:
     """An Optuna study with one trial for each configuration of a run.
 
     A trial has the configuration's parameters, values by iteration, and state: COMPLETE, PRUNED (stopped or cancelled
@@ -92,7 +105,7 @@ def _distribution(optuna: Any, values: list[Any]) -> Any:
     return kind(low, high, log=log)
 
 
-def log_to_mlflow(run: "Run", experiment: str | None = None, models: int = 1) -> str:
+def log_to_mlflow(run: Results, experiment: str | None = None, models: int = 1) -> str:
     """Log a run to MLflow, at the tracking server of MLflow's settings (MLFLOW_TRACKING_URI).
 
     MLflow gets a parent run, and a nested run for each configuration, with parameters, metrics by step, and the .keras
@@ -151,7 +164,7 @@ def _parameters(given: Mapping[str, Any]) -> dict[str, str]:
     return {_key(name): _short(value) for name, value in given.items()}
 
 
-def to_tensorboard(run: "Run", directory: str | os.PathLike[str]) -> str:
+def to_tensorboard(run: Results, directory: str | os.PathLike[str]) -> str:
     """Write TensorBoard's event files, and remove those of an earlier call for the same run.
 
     Each configuration has a directory with its scalars by iteration and its hyperparameters. Returns `directory`.
@@ -176,7 +189,7 @@ def to_tensorboard(run: "Run", directory: str | os.PathLike[str]) -> str:
     return str(directory)
 
 
-def _values(run: "Run", only: str | None = None) -> Values:
+def _values(run: Results, only: str | None = None) -> Values:
     """The values of all evaluations of a run, or of the series `only`."""
     found: Values = {}
     rows: Any = run.metrics(cap=None).itertuples()

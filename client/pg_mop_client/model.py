@@ -5,7 +5,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas
 import sqlalchemy
@@ -15,10 +15,8 @@ from pg_mop_client import tables
 from pg_mop_client.database import driver_errors, plain, quote, quote_table
 from pg_mop_client.errors import ClientError, ServerError
 from pg_mop_client.run import Shown, written
+from pg_mop_client.server import Server
 from pg_mop_client.watching import printable
-
-if TYPE_CHECKING:
-    from pg_mop_client.selection import Selection
 
 LISTED = (
     "SELECT * FROM {}.mop_models WHERE pg_catalog.to_regclass(name) = pg_catalog.to_regclass(:name) ORDER BY version"
@@ -38,7 +36,7 @@ class Model:
     """
 
     def __init__(
-        self, selection: "Selection", name: str, version: int | None = None, training_report: str | None = None
+        self, selection: Server, name: str, version: int | None = None, training_report: str | None = None
     ) -> None:
         """Raises ClientError if the role neither sees nor may ask such a model."""
         self.selection, self.name, self.version, self.training_report = selection, name, version, training_report

@@ -9,7 +9,7 @@ import re
 import tempfile
 import uuid
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas
 import sqlalchemy
@@ -18,10 +18,8 @@ from sqlalchemy import text
 from pg_mop_client import packing, reading
 from pg_mop_client.database import connected, driver_errors, exists, frame, plain, quote, quote_table, suffixed
 from pg_mop_client.errors import ClientError, needed
+from pg_mop_client.server import Server
 from pg_mop_client.watching import printable
-
-if TYPE_CHECKING:
-    from pg_mop_client.selection import Selection
 
 OF_CLASSES = ("categoricalcrossentropy", "categoricalfocalcrossentropy", "categoricalhinge", "kldivergence", "kld")
 CAP = 1000  # rows of a DataFrame by default
@@ -85,7 +83,7 @@ class Run:
     function: str
     models: str
 
-    def __init__(self, selection: "Selection", run_id: int | None = None) -> None:
+    def __init__(self, selection: Server, run_id: int | None = None) -> None:
         """`run_id` None: the latest run. Raises ClientError if the role sees no such run."""
         self.selection, self._schema = selection, plain(quote(selection.schema))
         if run_id is not None:

@@ -4,34 +4,30 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas
 import sqlalchemy
 
 from pg_mop_client import packing, reading, tables
-from pg_mop_client.calling import Calls
 from pg_mop_client.database import (
     Target,
     connected,
     exists,
-    find_extension,
     frame,
     literal,
-    make_engine,
     plain,
     quote,
     quote_table,
     suffixed,
     where_made,
 )
-from pg_mop_client.errors import ClientError, ServerError
-from pg_mop_client.functions import methods
+from pg_mop_client.errors import ClientError
 from pg_mop_client.model import Model
 from pg_mop_client.plan import Plan
 from pg_mop_client.run import CAP, Run
+from pg_mop_client.server import Server
 from pg_mop_client.spaces import ServerSpace
 
 # arguments of the preprocessors that pack sets
@@ -46,7 +42,7 @@ PACKS_ITSELF = {
 TRAINS_A_MODEL = ("mop_train", "mop_retrain")
 
 
-class Selection:
+class Selection(Server):
     """pg_mop on a server.
 
     `where`: an SQLAlchemy engine (for psycopg2), a URI, or libpq's parameters; '': connect as psql does, by PGHOST,
@@ -62,48 +58,9 @@ class Selection:
     setting.
     """
 
-    if TYPE_CHECKING:  # the SQL functions
-
-        def __getattr__(self, name: str) -> Callable[..., Any]: ...
-
     def __init__(self, where: Target = "", schema: str | None = None, progress: bool = True, **settings: Any) -> None:
-        self.engine, self.progress = make_engine(where), progress
-        self._is_own = not isinstance(where, sqlalchemy.Engine)
-        with connected(self.engine) as connection:
-            self.schema = find_extension(connection, schema)
-            for name, method in methods(connection, self.schema, self._call).items():
-                setattr(self, name, method)
-        self.calls = Calls(self.engine, self.schema, settings)
-        try:
-            self.calls.connection()
-        except ServerError:
-            self.close()
-            raise
-
-    def __enter__(self) -> "Selection":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        driver: Any = self.calls.connection().connection.dbapi_connection
-        return f"<pg_mop in schema {self.schema}: {driver.info.dbname}>"
-
-    def close(self) -> None:
-        """End the session that makes the calls, and all connections of an own engine.
-
-        The pool of an engine that was passed as `where` stays open.
-        """
-        self.calls.close()
-        if self._is_own:
-            self.engine.dispose()
-
-    def set(self, **settings: Any) -> None:
-        """Set pg_mop's settings for later calls: set(seed=42, segments=2); None: back to the default."""
-        self.calls.set(**settings)
+        self.progress = progress
+        super().__init__(where, schema, settings)
 
     def _call(self, function: Any, statement: str, values: Mapping[str, Any], form: Any) -> Any:
         """Execute an SQL function; `function` is its row of mop_functions, `form` the overloaded form."""
@@ -323,7 +280,7 @@ class Selection:
         return packing.noted(connection, quote_table(packed), inputs[0])[0] if len(inputs) == 1 else None
 
     def space(self, name: str) -> ServerSpace:
-        """A model space that the server has: its size, samples, text and picture. `Space(...).create(s, ...)` makes one."""
+        """A model space that the server has: its size, samples and text. `Space(...).create(s, ...)` makes one."""
         return ServerSpace(self, name)
 
     def from_keras(

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from pg_mop_client.errors import ClientError
 from pg_mop_client.functions import _native
+from pg_mop_client.server import Server
 
 if TYPE_CHECKING:
     import pandas
-
-    from pg_mop_client.selection import Selection
 
 Match = str | Mapping[str, Any]  # a layer's name, a pattern of names, or what `match` returns
 Layers = (
@@ -151,7 +150,7 @@ class Space:
         return f"<space of {of}, {len(self.mutators)} mutator{'s' * (len(self.mutators) != 1)}>"
 
     def create(
-        self, on: Selection, name: str, table: str, adapt: str | None = None, object_table: str | None = None
+        self, on: Server, name: str, table: str, adapt: str | None = None, object_table: str | None = None
     ) -> ServerSpace:
         """Make the table `name` with this space. `on`: the connection; `table`: the architecture table with the base models;
         `adapt`: "project" puts in what a merge of different shapes needs; `object_table`: has the custom layers that base
@@ -164,7 +163,7 @@ class Space:
 class ServerSpace:
     """A space that the server has, in the table `name`. Each method raises ClientError where it cannot be read."""
 
-    def __init__(self, on: Selection, name: str) -> None:
+    def __init__(self, on: Server, name: str) -> None:
         self.on, self.name = on, name
 
     def __repr__(self) -> str:

@@ -116,7 +116,7 @@ class Preview(PlannedRun):
             "prediction": to_json(found),
             "memory": memory,
             **self._states(found),
-            "suggestions": suggestions(self, found, taken),
+            "suggestions": suggestions(self, found, functools.partial(self._with, taken)),
             "late_seconds": self._late(found.seconds),
         }
 
@@ -166,6 +166,22 @@ class Preview(PlannedRun):
             most,
             (lambda board: self.packing_of(board, planner)) if packs else None,
         )
+
+    def _with(self, taken: Sequence[Any], changes: Mapping[str, Any]) -> Prediction:
+        """The prediction with other settings. `taken`: what Adoption.find has found."""
+        options = {**self.planner.workload.options, **changes, "threads": None}
+        work = dataclasses.replace(self.planner.workload, options=options)
+        planner = Planner(work, list(self.configurations), self.history, self.earlier)
+        planner.ask_for_all(self.configurations, self.configurations.misfits)
+        known = {stage.identity: of for stage, of, _ in taken}
+        for stage in planner.plan.stages.values():
+            if (of := known.get(stage.identity)) is not None:
+                stage.trained, stage.scored = True, of.scored
+            if stage.identity in self.awaited:
+                stage.trained = stage.scored = True
+        estimates = self.estimates_for(planner)
+        estimates.take_over(self.estimated)
+        return self.predict(planner, estimates)
 
     def _info_of(self, server: str | None) -> dict[str, Any]:
         """(A preview asks no other server, and takes each for one like its own.)"""

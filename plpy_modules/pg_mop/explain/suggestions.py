@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from pg_mop.plan.planner import Planner
+from pg_mop.call.planned_run import PlannedRun
 from pg_mop.schedule.predicted import Prediction
-
-if TYPE_CHECKING:
-    from pg_mop.explain.preview import Preview
 
 SAVES = 0.9  # a suggestion takes at most this share of the time
 MOST_SUGGESTIONS = 3
 
 
-def suggestions(preview: Preview, found: Prediction, taken: Sequence[Any]) -> list[dict[str, Any]]:
+def suggestions(
+    preview: PlannedRun, found: Prediction, with_settings: Callable[[Mapping[str, Any]], Prediction]
+) -> list[dict[str, Any]]:
     """Statements that make an explained call faster by its prediction (`found`), each with its effect; those that save most
-    first. `taken`: what Adoption.find has found."""
+    first. `with_settings`: the prediction with other settings."""
     if not found.simulated or not found.units:
         return []
     options = preview.planner.workload.options
@@ -39,25 +37,7 @@ def suggestions(preview: Preview, found: Prediction, taken: Sequence[Any]) -> li
         tried.append(("RESET pg_mop.cache_mb;", {"cache_mb": 1024}))
     better: list[dict[str, Any]] = []
     for statement, changes in tried:
-        other = _with(preview, changes, taken)
+        other = with_settings(changes)
         if other.seconds < SAVES * found.seconds:
             better.append({"statement": statement, "seconds": other.seconds, "saves": found.seconds - other.seconds})
     return sorted(better, key=lambda one: -one["saves"])[:MOST_SUGGESTIONS]
-
-
-def _with(preview: Preview, changes: dict[str, Any], taken: Sequence[Any]) -> Prediction:
-    """The prediction with other settings."""
-    work = dataclasses.replace(
-        preview.planner.workload, options={**preview.planner.workload.options, **changes, "threads": None}
-    )
-    planner = Planner(work, list(preview.configurations), preview.history, preview.earlier)
-    planner.ask_for_all(preview.configurations, preview.configurations.misfits)
-    known = {stage.identity: of for stage, of, _ in taken}
-    for stage in planner.plan.stages.values():
-        if (of := known.get(stage.identity)) is not None:
-            stage.trained, stage.scored = True, of.scored
-        if stage.identity in preview.awaited:
-            stage.trained = stage.scored = True
-    other = preview.estimates_for(planner)
-    other.take_over(preview.estimated)
-    return preview.predict(planner, other)

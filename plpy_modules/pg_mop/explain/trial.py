@@ -10,10 +10,11 @@ import dataclasses
 import json
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mop_udf import aggregate
 from pg_mop.backend.errors import MopError, is_cancel
+from pg_mop.call.planned_run import PlannedRun
 from pg_mop.plan.configuration import Configuration
 from pg_mop.plan.estimates import MEASURED, Estimates, NetCost
 from pg_mop.plan.sharing import epochs
@@ -22,16 +23,13 @@ from pg_mop.run.unit import run_unit
 from pg_mop.schedule import setup
 from pg_mop.schedule.unit import Unit
 
-if TYPE_CHECKING:
-    from pg_mop.explain.preview import Preview
-
 SECONDS = 5.0  # for all trials
 UNIT_SECONDS = 0.4  # of a trial's mini-batches, by what is expected of them
 LEAST_BATCHES, MOST_BATCHES = 12, 200
 MOST_SECONDS = 1.0  # of a trial, by what is expected of its mini-batches
 
 
-def measure(preview: Preview, estimates: Estimates) -> int:
+def measure(preview: PlannedRun, estimates: Estimates) -> int:
     """Time the nets that are left to train, those with most work first, and note what they took in `estimates`. Returns how
     many were timed: the time may end before all are. Raises MopError where the rows are not on this server."""
     if preview.options["trainers"] or any(
@@ -58,7 +56,7 @@ def measure(preview: Preview, estimates: Estimates) -> int:
     return timed
 
 
-def _stages(preview: Preview, estimates: Estimates) -> list[Stage]:
+def _stages(preview: PlannedRun, estimates: Estimates) -> list[Stage]:
     """A first stage of each net that is left to train, those of most work first."""
     planner = preview.planner
     work: dict[Any, float] = {}
@@ -72,7 +70,7 @@ def _stages(preview: Preview, estimates: Estimates) -> list[Stage]:
     return [roots[net] for net in sorted(work, key=lambda net: -work[net]) if net in roots]
 
 
-def _open_run(preview: Preview) -> int:
+def _open_run(preview: PlannedRun) -> int:
     """A run in the catalog, as the coordinator opens it; the board and the unit specs of `preview` belong to it."""
     preview.catalog.coordinator = preview.db.value(f"SELECT backend FROM {preview.db.extension}.mop_tokens")
     preview.board = setup.make_board(
@@ -85,7 +83,7 @@ def _open_run(preview: Preview) -> int:
     return preview._write_run(preview.catalog, preview.spec.function, noted, parameters, None, None)
 
 
-def _time(preview: Preview, estimates: Estimates, run_id: int, stage: Stage) -> bool:
+def _time(preview: PlannedRun, estimates: Estimates, run_id: int, stage: Stage) -> bool:
     """Time a few mini-batches of a stage's net. False where its epochs take too long, and where the trial fails: the call
     itself will tell why."""
     planner, catalog, db = preview.planner, preview.catalog, preview.db
@@ -101,7 +99,7 @@ def _time(preview: Preview, estimates: Estimates, run_id: int, stage: Stage) -> 
     if made > MOST_BATCHES and made * guess > MOST_SECONDS:
         return False  # (a unit makes all its epochs, even on so few rows)
     worker, packing = preview.board.workers[0], preview.packing
-    assert packing is not None
+    assert packing is not None and catalog.fencing_token is not None
     packing.begin(worker, unit, ())
     several = packing.of(worker) if packing.several(worker) else None
     spec = preview.unit_specs.describe(
@@ -134,7 +132,7 @@ def _time(preview: Preview, estimates: Estimates, run_id: int, stage: Stage) -> 
     return True
 
 
-def _sample(preview: Preview, packed: Any, segment: Any, wanted: int) -> tuple[int, int, str]:
+def _sample(preview: PlannedRun, packed: Any, segment: Any, wanted: int) -> tuple[int, int, str]:
     """(rows, bytes, SQL for FROM) of the first buffers of a segment, with about so many rows."""
     from pg_mop.engines.postgresql import sizes
 
