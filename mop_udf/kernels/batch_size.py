@@ -24,7 +24,7 @@ class BatchSize:
     reserve for other models can hide the increase.
     """
 
-    def __init__(self, row_bytes=0, memory=None):
+    def __init__(self, row_bytes: int = 0, memory: Any = None) -> None:
         """`row_bytes`: size of all layers' outputs for a row; `memory`: measures this process, by default a
         :class:`Memory`.
         """
@@ -42,7 +42,7 @@ class BatchSize:
         work()
         self._learn(held, self.memory.peak())
 
-    def _learn(self, held, peak):
+    def _learn(self, held: Any, peak: Any) -> None:
         """`held`, `peak`: bytes of this process before a full batch, and at most during it."""
         if self._base is None:
             self._base, self._before = held, peak
@@ -89,7 +89,7 @@ class Memory:
         return _status("VmHWM:") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def _status(name):
+def _status(name: str) -> Any:
     with open("/proc/self/status") as file:
         for line in file:
             if line.startswith(name):

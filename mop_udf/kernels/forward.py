@@ -5,8 +5,9 @@ batch leaves nothing behind. A compiled loop over batches, as in kernels/on_tens
 longer to compile, and saved only one call for each thousand rows.
 """
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -23,25 +24,26 @@ class Forward:
     `scores`: a :class:`~mop_udf.kernels.scores.Scores` to evaluate with, or None.
     """
 
-    def __init__(self, model, scores=None, layers=None, name=None):
+    def __init__(self, model: Any, scores: Any = None, layers: Any = None, name: str | None = None) -> None:
         """`layers`: the layers that the rows pass, None for all of the model's.
 
         `name`: equal for models and scores with equal compiled code, in all trainers; None to keep no compiled code.
         """
         self.row_bytes = row_bytes(model._flatten_layers() if layers is None else layers)
         self.model, self.scores, self.size = model, scores, BatchSize(self.row_bytes)
-        self._ready, self._steps, self._name = False, {}, name
+        self._ready, self._name = False, name
+        self._steps: dict[Any, Any] = {}
 
-    def predict(self, columns):
+    def predict(self, columns: Any) -> Any:
         """The outputs for inputs (arrays of equal length): a list of float32 arrays."""
 
-        def work(columns):
+        def work(columns: Any) -> Any:
             return [np.asarray(o, "f4") for o in keras.tree.flatten(self._run("predict", (joined(columns),)))]
 
         self._probe(columns, work)
         return [np.concatenate(own) for own in zip(*self._over(columns, work))]
 
-    def fill(self, columns, result, rows):
+    def fill(self, columns: Any, result: Any, rows: int) -> None:
         """Write the output of a model with one output, for inputs (arrays of equal length), into the array `result`.
 
         It takes `rows` rows at a time, fewer after memory has run out.
@@ -58,11 +60,11 @@ class Forward:
                 continue
             start += rows
 
-    def evaluate(self, columns, inputs):
+    def evaluate(self, columns: Any, inputs: Any) -> Any:
         """The sums (see Scores) over rows: a tuple of arrays, the first `inputs` of them inputs."""
         outputs = len(self.model.outputs)
 
-        def work(columns):
+        def work(columns: Any) -> Any:
             return np.asarray(self._run("evaluate", split(columns, inputs, outputs)))
 
         if not self._ready:  # metrics make their variables at their first batch
@@ -71,7 +73,7 @@ class Forward:
         self._probe(columns, work)
         return sum(self._over(columns, work))
 
-    def _probe(self, columns, work):
+    def _probe(self, columns: Any, work: Any) -> None:
         """Find the batch size on rows that are computed again afterwards.
 
         So results do not depend on the search, only on the rows, and on the memory where it is short.
@@ -79,12 +81,12 @@ class Forward:
         while not self.size.settled and self.size.rows <= len(columns[0]):
             batch = tuple(c[: self.size.rows] for c in columns)
             try:
-                self.size.measure(lambda batch=batch: work(batch))
+                self.size.measure(functools.partial(work, batch))
             except framework.OUT_OF_MEMORY:
                 if not self.size.shrink():
                     raise
 
-    def _over(self, columns, work):
+    def _over(self, columns: Any, work: Any) -> Iterator[Any]:
         """Yield the result of `work` for each batch of the rows; after memory has run out, batches are smaller."""
         start = 0
         while start < len(columns[0]):
@@ -98,7 +100,7 @@ class Forward:
             yield result
             start += len(piece[0])
 
-    def _run(self, kind, data):
+    def _run(self, kind: Any, data: Any) -> Any:
         """Run a step on rows. It is compiled for any number of rows."""
         data = framework.tensors(data)
         key = (kind, str([(t.dtype, t.shape[1:]) for t in keras.tree.flatten(data)]))
@@ -117,11 +119,11 @@ class Forward:
         return self._steps[key](*data)
 
 
-def _added(*sums):
+def _added(*sums: Any) -> Any:
     return sum(sums)
 
 
-def _one_after_the_other(*outputs):
+def _one_after_the_other(*outputs: Any) -> Any:
     return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
 
 

@@ -3,6 +3,8 @@
 The numbers of a sequence can change without a new compilation. Each framework provides its variables and operations.
 """
 
+from typing import Any
+
 import keras
 
 
@@ -15,41 +17,46 @@ class Bound:
     - `wide(value)`: a float64 tensor
     """
 
-    def __init__(self, sequence):
+    operations: Any
+    keep: Any
+    read: Any
+    wide: Any
+
+    def __init__(self, sequence: Any) -> None:
         self.sequence = sequence
         self.numbers = [self.keep(number) for number in sequence.numbers()]
 
-    def assign(self, sequence):
+    def assign(self, sequence: Any) -> None:
         """Compute another Sequence of the same structure from now on."""
         for kept, number in zip(self.numbers, sequence.numbers(), strict=True):
             kept.assign(number)
 
-    def value(self, step):
+    def value(self, step: Any) -> Any:
         """The value after `step` mini-batches (an integer tensor): a float64 tensor. Runs while a step is compiled."""
         bound = self.sequence.bind([self.read(kept) for kept in self.numbers])
         return self.wide(bound(self.operations, self.wide(step)))
 
 
-def kinds(bound, scalar):
+def kinds(bound: Any, scalar: Any) -> Any:
     """(Rate, SequencedScalar) of a framework, made from its Bound and its Scalar."""
 
     class Rate(keras.optimizers.schedules.LearningRateSchedule):
         """A learning rate that follows a Sequence: a schedule of Keras."""
 
-        def __init__(self, sequence):
+        def __init__(self, sequence: Any) -> None:
             self._sequence = bound(sequence)
             self.assign, self.numbers = self._sequence.assign, self._sequence.numbers
 
-        def __call__(self, step):
+        def __call__(self, step: Any) -> Any:
             return keras.ops.cast(self._sequence.value(step), keras.config.floatx())
 
-        def get_config(self):
+        def get_config(self) -> Any:
             return {"sequence": self._sequence.sequence.text}
 
     class SequencedScalar(scalar):
         """Another scalar of an optimizer that follows a Sequence."""
 
-        def __init__(self, sequence, optimizer):
+        def __init__(self, sequence: Any, optimizer: Any) -> None:
             self._sequence = bound(sequence)
             self.assign, self.numbers = self._sequence.assign, self._sequence.numbers
             super().__init__(sequence.at(0), lambda: self._sequence.value(optimizer._iterations.value))

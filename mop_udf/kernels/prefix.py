@@ -14,6 +14,7 @@ Retiarii, OSDI 2020). A model is cut at the last tensor of its outermost graph t
 import hashlib
 import json
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -53,7 +54,7 @@ class Split:
     `row_bytes`: size of the prefix's output for a row.
     """
 
-    def __init__(self, model, cut, fixed, after):
+    def __init__(self, model: Any, cut: Any, fixed: Any, after: Any) -> None:
         """`cut`: a tensor of the model's graph; `fixed`: the nodes before it; `after`: the nodes after it, in order."""
         inputs = _graph(model).inputs
         self.prefix = keras.Model(inputs[0] if len(inputs) == 1 else inputs, cut)
@@ -66,13 +67,13 @@ class Split:
         self._numbers = [numbers[id(variable)] for variable in self._variables]
 
     @property
-    def layers(self):
+    def layers(self) -> Any:
         """The number of layers in the prefix, including the layers of nested models."""
         return sum(
             not isinstance(layer, (keras.Model, keras.layers.InputLayer)) for layer in self.prefix._flatten_layers()
         )
 
-    def digest(self, weights=None):
+    def digest(self, weights: Any = None) -> Any:
         """A digest (bytes) of the prefix's computation, equal for equal layers with equal weights in any model.
 
         `weights`: arrays in the order of the model's weights, or None for its present weights.
@@ -81,7 +82,7 @@ class Split:
         for number, variable in zip(self._numbers, self._variables):
             own = np.asarray(variable)
             array = own if weights is None else np.ascontiguousarray(weights[number], own.dtype)
-            found.update(array.reshape(-1).view(np.uint8))
+            found.update(array.reshape(-1).view(np.uint8).data)
         return found.digest()
 
 
@@ -91,7 +92,7 @@ class Head(keras.Model):
     So its optimizer, its losses (including regularization) and its random state are those of the whole model.
     """
 
-    def __init__(self, whole, cut, nodes):
+    def __init__(self, whole: Any, cut: Any, nodes: Any) -> None:
         super().__init__(autocast=False)  # the layers cast the tensor as they do in the whole model
         self.whole, self._path = whole, _Path(cut, nodes, _graph(whole))
         self.outputs = whole.outputs
@@ -99,11 +100,11 @@ class Head(keras.Model):
             self.output_names = whole.output_names
         self.built = True
 
-    def call(self, features, training=None):
+    def call(self, features: Any, training: Any = None) -> Any:
         return self._path.run(features, training)
 
     @property
-    def own_layers(self):
+    def own_layers(self) -> Any:
         """The layers after the cut, including the layers of nested models."""
         return [one for layer in self._path.layers for one in layer._flatten_layers()]
 
@@ -111,11 +112,11 @@ class Head(keras.Model):
 class _Path:
     """Nodes of a graph, in order, from one tensor to the outputs. (Keras would register a list of layers as sublayers.)"""
 
-    def __init__(self, cut, nodes, graph):
+    def __init__(self, cut: Any, nodes: Any, graph: Any) -> None:
         self.cut, self.nodes, self.graph = cut, nodes, graph
         self.layers = [n.operation for n in nodes if isinstance(n.operation, keras.layers.Layer)]
 
-    def run(self, features, training):
+    def run(self, features: Any, training: Any) -> Any:
         """The outputs, computed as Keras' Functional.call does."""
         known = {id(self.cut): features}
         for node in self.nodes:
@@ -126,13 +127,14 @@ class _Path:
         return outputs[0] if len(outputs) == 1 else keras.tree.pack_sequence_as(self.graph._outputs_struct, outputs)
 
 
-def split(model):
+def split(model: Any) -> Any:
     """The Split of a built Keras model at the last possible tensor; None where no tensor is possible."""
     graph = _graph(model)
     if graph is None or not model.trainable_variables:
         return None
     nodes = _nodes(graph)
-    fixed, known, worth = [], {id(tensor) for tensor in graph.inputs}, set()
+    fixed, known = [], {id(tensor) for tensor in graph.inputs}
+    worth: set[int] = set()
     for node in nodes:
         if all(id(tensor) in known for tensor in node.input_tensors) and _is_fixed(node):
             fixed.append(node)
@@ -151,13 +153,13 @@ def split(model):
     return None
 
 
-def _graph(model):
+def _graph(model: Any) -> Any:
     """The Functional model of a model; None for a model that is not a graph of layers."""
     graph = model._functional if isinstance(model, keras.Sequential) else model
     return graph if hasattr(graph, "_nodes_by_depth") else None
 
 
-def _nodes(graph):
+def _nodes(graph: Any) -> Any:
     """The computing nodes of a Functional model, each after the nodes that it depends on."""
     return [
         node
@@ -167,7 +169,7 @@ def _nodes(graph):
     ]
 
 
-def _computed_of(tensors, nodes):
+def _computed_of(tensors: Any, nodes: Any) -> Any:
     """The nodes that can be computed from `tensors` alone."""
     known, found = {id(tensor) for tensor in tensors}, []
     for node in nodes:
@@ -181,7 +183,7 @@ def _computed_of(tensors, nodes):
     return found
 
 
-def _needed_for(tensor, nodes):
+def _needed_for(tensor: Any, nodes: Any) -> Any:
     """`tensor` and all tensors that `nodes` (in order) compute it from."""
     needed = {id(tensor): tensor}
     for node in reversed(nodes):
@@ -190,7 +192,7 @@ def _needed_for(tensor, nodes):
     return list(needed.values())
 
 
-def _is_array(tensor):
+def _is_array(tensor: Any) -> Any:
     """True for a float tensor with a known size, apart from the number of rows."""
     return (
         len(tensor.shape) > 1
@@ -200,7 +202,7 @@ def _is_array(tensor):
     )
 
 
-def _is_fixed(node):
+def _is_fixed(node: Any) -> Any:
     """True where a node gives the same output for a row each time, in any batch, and adds nothing to the loss."""
     operation = node.operation
     if not isinstance(operation, keras.layers.Layer):
@@ -219,12 +221,12 @@ def _is_fixed(node):
     )
 
 
-def _is_trained_in_place(layer):
+def _is_trained_in_place(layer: Any) -> Any:
     """True for a normalization that updates its statistics in training; it does so even without trainable weights."""
     return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
 
-def _is_along_rows(layer, node):
+def _is_along_rows(layer: Any, node: Any) -> bool:
     """True where a layer works along the axis of the rows."""
     axes = getattr(layer, "axis", None)
     axes = list(axes) if isinstance(axes, (list, tuple)) else [axes]
@@ -233,7 +235,7 @@ def _is_along_rows(layer, node):
     )
 
 
-def _is_elementwise(node):
+def _is_elementwise(node: Any) -> bool:
     """True for an operation element by element on tensors with rows and constants without."""
     operation, tensors = node.operation, node.input_tensors
     ranks = {len(tensor.shape) for tensor in tensors}
@@ -250,7 +252,7 @@ def _is_elementwise(node):
     )
 
 
-def _has_matrix(operation):
+def _has_matrix(operation: Any) -> bool:
     """True where an operation, a layer or a nested layer, multiplies by a matrix of weights."""
     if not isinstance(operation, keras.layers.Layer):
         return False
@@ -262,7 +264,7 @@ def _has_matrix(operation):
     )
 
 
-def _described(inputs, nodes, outputs):
+def _described(inputs: Any, nodes: Any, outputs: Any) -> Any:
     """(description as JSON data, layers): the computation of `outputs` from `inputs` by `nodes`.
 
     The description leaves out the weights' values and the names; the layers are in the order of the description.
@@ -270,7 +272,7 @@ def _described(inputs, nodes, outputs):
     numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
     layers, description = [], [[str(tensor.dtype), tensor.shape[1:]] for tensor in inputs]
 
-    def named(value):
+    def named(value: Any) -> Any:
         return {"tensor": numbers[id(value)]} if isinstance(value, keras.KerasTensor) else value
 
     for node in nodes:
@@ -282,7 +284,7 @@ def _described(inputs, nodes, outputs):
     return [description, [numbers[id(tensor)] for tensor in outputs]], layers
 
 
-def _operation(operation):
+def _operation(operation: Any) -> Any:
     """(description, layers) of an operation, a layer or a nested model."""
     kind = type(operation).__name__
     if isinstance(operation, keras.Model):
@@ -301,6 +303,6 @@ def _operation(operation):
     ], [operation]
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     """JSON data for a value that JSON does not support."""
     return [str(value.dtype), np.asarray(value).tolist()] if hasattr(value, "dtype") else repr(value)

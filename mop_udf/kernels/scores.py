@@ -9,6 +9,7 @@ if nothing trains and nothing is random, where reusing it would save little. So 
 """
 
 import inspect
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,7 +24,7 @@ from mop_udf.training.losses import labels_for
 class Scores:
     """The sums of one compiled model, in variables: `update` adds a batch, `sums` gives the sums of a single batch."""
 
-    def __init__(self, model, losses, loss_weights, metrics, weighted=()):
+    def __init__(self, model: Any, losses: Any, loss_weights: Any, metrics: Any, weighted: Any = ()) -> None:
         """`losses`: the text of each output's loss; `loss_weights`: of each output, or None; `metrics`: each output's list
         of (name, Metric); `weighted`: the names of those that take sample weights.
         """
@@ -41,7 +42,7 @@ class Scores:
         self.weights = keras.Variable(np.zeros(1), dtype="float64", trainable=False)  # the sum of the rows' weights
 
     @property
-    def variables(self):
+    def variables(self) -> Any:
         return [
             self.total,
             self.overlaps,
@@ -49,7 +50,7 @@ class Scores:
             *(v for own in self.metrics for _, m in own for v in m.variables),
         ]
 
-    def update(self, x, y, weight=None):
+    def update(self, x: Any, y: Any, weight: Any = None) -> None:
         """Add a batch: tensors, or lists of tensors for several inputs or outputs; `weight`: of each row, or None."""
         predicted = self.model(x, training=False)
         rows = ops.cast(ops.shape(keras.tree.flatten(x)[0])[0], "float64")
@@ -69,7 +70,7 @@ class Scores:
             for name, metric in own:
                 metric.update_state(label, output, sample_weight=weight if name in self.weighted else None)
 
-    def sums(self, x, y, weight=None):
+    def sums(self, x: Any, y: Any, weight: Any = None) -> Any:
         """The sums of a batch as one vector (float64), for compilation.
 
         The variables must exist: call `update` first.
@@ -79,7 +80,7 @@ class Scores:
         self.update(x, y, weight)
         return ops.concatenate([ops.cast(ops.reshape(v, [-1]), "float64") for v in self.variables])
 
-    def results(self, sums, rows):
+    def results(self, sums: Any, rows: int) -> Any:
         """(loss, {name of a metric: its value}) of `rows` rows, from their `sums`.
 
         The value of a metric with a value for each class is their mean. For several outputs, each output's value is
@@ -104,13 +105,13 @@ class Scores:
         return loss, values
 
 
-def _takes_training(function):
+def _takes_training(function: Any) -> bool:
     """Whether a function takes the keyword argument `training`."""
     parameters = inspect.signature(function).parameters.values()
     return any(one.name == "training" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
-def _overlap(loss, arguments, both, labels, predictions):
+def _overlap(loss: Any, arguments: Any, both: Any, labels: Any, predictions: Any) -> Any:
     """Keras' loss from the sums of labels times predictions, of labels, and of predictions."""
     if loss.lower() == "dice":
         return 1 - 2 * both / (labels + predictions + keras.config.epsilon())

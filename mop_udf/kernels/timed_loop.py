@@ -57,9 +57,11 @@ class TimedLoop:
         (3, 24.0)
     """
 
-    def __init__(self):
-        self.functions = {}  # key of the compiled code -> the loop
-        self.warm = set()  # batch sizes that have run: libraries initialize for each
+    cut: Any
+
+    def __init__(self) -> None:
+        self.functions: dict[Any, Any] = {}  # key of the compiled code -> the loop
+        self.warm: set[int] = set()  # batch sizes that have run: libraries initialize for each
         self.compilations = 0
         # data.Columns that may keep pieces cut from them, or None; the beginning of the pieces' keys
         self.kept, self.kept_as = None, None
@@ -74,16 +76,16 @@ class TimedLoop:
         """A row of zeros with the types and shapes of `data`, a nest of tensors or arrays."""
         return keras.tree.map_structure(lambda t: keras.ops.zeros((1, *t.shape[1:]), t.dtype), data)
 
-    def _key(self, data, batch_size):
+    def _key(self, data: Any, batch_size: int) -> Any:
         raise NotImplementedError
 
-    def _function(self, data, batch_size):
+    def _function(self, data: Any, batch_size: int) -> Any:
         raise NotImplementedError
 
-    def _run(self, data, batch_size, start, stop):
+    def _run(self, data: Any, batch_size: int, start: int, stop: int) -> Any:
         raise NotImplementedError
 
-    def _pieces(self, data, rows, batch_size, start, stop):
+    def _pieces(self, data: Any, rows: int, batch_size: int, start: int, stop: int) -> Iterator[Any]:
         """Batches `start` to `stop` of `data` in pieces of `rows` rows, made by the subclass' `cut`.
 
         Yields each piece with the first and the end of its batches to train.
@@ -100,7 +102,7 @@ class TimedLoop:
                 end,
             )
 
-    def _compile(self, data, batch_size):
+    def _compile(self, data: Any, batch_size: int) -> None:
         """Compile the loop for such data, without training. Raises the framework's errors."""
         key = self._key(data, batch_size)
         self.functions[key] = self._function(data, batch_size)

@@ -1,5 +1,7 @@
 """Keras' report on training: loss and metrics, for every framework."""
 
+from typing import Any
+
 import keras
 import numpy as np
 
@@ -14,11 +16,13 @@ class TrainingMetrics:
     longer than a small model trains.
     """
 
-    def __init__(self, model, own_step=False):
+    def __init__(self, model: Any, own_step: bool = False) -> None:
         """`own_step`: the model has a training step of its own, which need not tell a loss."""
-        self.model, self._names, self._sums, self._own_step = model, None, None, own_step
+        self.model, self._own_step = model, own_step
+        self._names: Any = None  # once Keras has made the metrics
+        self._sums: Any = None
 
-    def reset(self, made):
+    def reset(self, made: Any) -> None:
         """Reset the metrics. `made`: Keras has made all metrics of the model and their variables."""
         if made and self._names is None:
             self._look()
@@ -27,7 +31,7 @@ class TrainingMetrics:
         else:
             self._sums.put(self._zeros)
 
-    def _look(self):
+    def _look(self) -> None:
         metrics = self.model.metrics
         self._names = [metric.name for metric in metrics]
         if all(type(metric) is keras.metrics.Mean for metric in metrics):
@@ -36,7 +40,7 @@ class TrainingMetrics:
             )
             self._zeros = [np.zeros((), variable.dtype) for variable in self._sums.variables]
 
-    def report(self, rows):
+    def report(self, rows: int) -> Any:
         """{"loss", "metrics": {name: value}, "rows"} since the reset, with plain numbers.
 
         The value of a metric with a value for each class is their mean. The loss is that of the metric `loss`; None where the
@@ -60,7 +64,7 @@ class TrainingMetrics:
             "metrics": {name: value for name, value in values.items() if name not in losses},
         }
 
-    def _tells_loss(self):
+    def _tells_loss(self) -> bool:
         if not self._own_step:
             return True
         means = [metric for metric in self.model.metrics if metric.name == "loss"]

@@ -1,6 +1,8 @@
 """A compiled model's kernels with their autotuners: the training loop of the trainer."""
 
 import time
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from mop_udf.data import whole_batches
 from mop_udf.errors import refusal
@@ -17,7 +19,17 @@ TIMED_BATCHES = 8  # batches of the plain kernel that are timed, after its first
 class TunedKernels:
     """Trains one compiled model by the kernel that the autotuner of the batch size selects."""
 
-    def __init__(self, model, random, memory, name="", layers=None, part="model", lasting=False, own_class=None):
+    def __init__(
+        self,
+        model: Any,
+        random: bool,
+        memory: Any,
+        name: str = "",
+        layers: Any = None,
+        part: str = "model",
+        lasting: bool = False,
+        own_class: Any = None,
+    ) -> None:
         """Make the kernels of a compiled Keras model.
 
         `random`: the model draws random numbers in training (Dropout and similar layers); `memory`: the
@@ -31,8 +43,10 @@ class TunedKernels:
         self.metrics, self.loops = TrainingMetrics(model, own_class is not None), framework.loops(model, name, lasting)
         self.group = framework.Group(model, name) if framework.Group else None  # the kernel of vmap_batch.py
         self.layers = layers or list(model._flatten_layers())
-        self.autotuners = {}  # (batch size, forced kernel) -> Autotuner
-        self.samples = {}  # batch size -> a row of zeros with the types and shapes of the rows trained last
+        self.autotuners: dict[tuple[int, str | None], Autotuner] = {}  # (batch size, forced kernel) -> Autotuner
+        self.samples: dict[
+            int, Any
+        ] = {}  # batch size -> a row of zeros with the types and shapes of the rows trained last
         self.convolutional = any("Conv" in type(layer).__name__ for layer in self.layers)
         self.refused = framework.refused(random, self.convolutional)
         if own_class is not None:
@@ -48,7 +62,7 @@ class TunedKernels:
         """The number of loops that XLA has compiled."""
         return sum(loop.compilations for loop in self._all_loops() if loop.jit_compile)
 
-    def _all_loops(self):
+    def _all_loops(self) -> Any:
         return [*self.loops.values(), *([self.group] if self.group else [])]
 
     def autotuner(self, batch_size: int, forced: str | None) -> Autotuner:
@@ -65,7 +79,7 @@ class TunedKernels:
             )
         return self.autotuners[key]
 
-    def load_history(self, batch_size, costs, device):
+    def load_history(self, batch_size: int, costs: Any, device: Any) -> None:
         """Give the autotuner of a new batch size the measurements of earlier runs on the same kind of device.
 
         `costs`: as the coordinator sends them (pg_mop/plan/cost_history.py), or None; `device`: as device.described
@@ -74,7 +88,7 @@ class TunedKernels:
         if (batch_size, None) in self.autotuners or not costs:
             return
 
-        def matching(rows):
+        def matching(rows: Iterable[Sequence[Any]]) -> dict[str, Sequence[Any]]:
             return {
                 kernel: measured
                 for part, version, name, kernel, *measured in rows
@@ -114,19 +128,19 @@ class TunedKernels:
 
     def train(
         self,
-        chunks,
-        rows,
-        batch_size,
-        inputs,
-        class_weight=None,
-        most=None,
-        left=1,
-        run_left=1,
-        run_seconds=0.0,
-        forced=None,
-        streams=False,
-        order=None,
-    ):
+        chunks: Any,
+        rows: int,
+        batch_size: int,
+        inputs: Any,
+        class_weight: Any = None,
+        most: int | None = None,
+        left: int = 1,
+        run_left: int = 1,
+        run_seconds: float = 0.0,
+        forced: Any = None,
+        streams: bool = False,
+        order: Any = None,
+    ) -> Any:
         """Train one pass over `rows` rows, at most `most` batches.
 
         `chunks`: tuples of arrays (inputs, outputs, sample weights if there are any). A single chunk holds all rows;
@@ -140,7 +154,8 @@ class TunedKernels:
         total = -(-rows // batch_size) if most is None else min(most, -(-rows // batch_size))
         self.metrics.reset(self.plain.trains)
         autotuner.busy.clear()
-        trained, position, done = {}, 0, 0
+        trained: dict[str, int] = {}
+        position = done = 0
         for columns in whole_batches(chunks, batch_size) if streams else chunks:
             piece = Piece(self, columns, batch_size, inputs, class_weight, autotuner, rows < batch_size)
             end = min(-(-len(columns[0]) // batch_size), total - position)
@@ -164,7 +179,7 @@ class TunedKernels:
             done += min(len(columns[0]), end * batch_size)
             if position == total:
                 break
-        return {**self.metrics.report(done), "kernel": max(trained, key=trained.get)}
+        return {**self.metrics.report(done), "kernel": max(trained, key=lambda name: trained[name])}
 
 
 class Piece:
@@ -173,7 +188,9 @@ class Piece:
     `few`: the pass has no other rows than one short batch.
     """
 
-    def __init__(self, kernels, columns, batch_size, inputs, class_weight, autotuner, few):
+    def __init__(
+        self, kernels: Any, columns: Any, batch_size: int, inputs: Any, class_weight: Any, autotuner: Any, few: bool
+    ) -> None:
         self.plain, self.loops, self.samples = kernels.plain, kernels.loops, kernels.samples
         self.columns, self.batch_size, self.inputs, self.class_weight = columns, batch_size, inputs, class_weight
         self.outputs, self.autotuner, self.few = len(kernels.model.outputs), autotuner, few
@@ -181,7 +198,7 @@ class Piece:
         self._data = None
         self._weighting = inputs, str(class_weight)  # the tensors made from the rows depend on these
 
-    def train(self, name, start, stop):
+    def train(self, name: str, start: int, stop: int) -> Any:
         """Train on some of the batches `start` to `stop` by the kernel `name`: (the kernel used, batches done)."""
         hasty = False
         if start == self.full:
@@ -202,17 +219,17 @@ class Piece:
         finally:
             loop.kept, loop.hasty = None, False  # a loop must not keep rows alive that the cache drops
 
-    def _for_short_batch(self, name):
+    def _for_short_batch(self, name: str) -> Any:
         """The kernel for the short batch: no kernel is compiled or tried for it where another kernel will do."""
         if "loop" in self.autotuner.refused or self.autotuner.forced == "plain" or not self.loops["loop"].takes_short:
             return "plain"
         logged = self.autotuner.forced == LOGGED
         return name if name == "plain" and (logged or "plain" in self.autotuner.batch_seconds) else "loop"
 
-    def _batch(self, number):
+    def _batch(self, number: int) -> Any:
         return tuple(c[number * self.batch_size : (number + 1) * self.batch_size] for c in self.columns)
 
-    def _plain(self, start, stop):
+    def _plain(self, start: int, stop: int) -> Any:
         """Train batches by the plain kernel: their number.
 
         Its first step compiles, then a few batches are timed; only full batches are timed.
@@ -234,7 +251,7 @@ class Piece:
             autotuner.record_time("plain", seconds)
         return count
 
-    def _loop(self, name, start, stop):
+    def _loop(self, name: str, start: int, stop: int) -> Any:
         """Train batches by a loop kernel: their number; 0 where it cannot train, and the autotuner then knows why."""
         autotuner, loop, short = self.autotuner, self.loops[name], start == self.full
         if self._data is None:

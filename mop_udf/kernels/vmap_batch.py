@@ -30,9 +30,10 @@ class VmapBatch:
     `trained` tells after `train` whether the states have been trained.
     """
 
-    def __init__(self, kernels):
+    def __init__(self, kernels: Any) -> None:
         self.kernels, self.group = kernels, kernels.group
-        self.states, self.rows, self.trained, self.compilations = [], 0, False, 0
+        self.states: list[Any] = []
+        self.rows, self.trained, self.compilations = 0, False, 0
 
     def take(self) -> None:
         """Add the state that the model is in, with its optimizer's numbers."""
@@ -44,17 +45,17 @@ class VmapBatch:
 
     def train(
         self,
-        passes,
-        rows,
-        batch_size,
-        inputs,
-        class_weight=None,
-        most=None,
-        left=1,
-        run_left=1,
-        run_seconds=0.0,
-        forced=None,
-    ):
+        passes: Any,
+        rows: int,
+        batch_size: int,
+        inputs: Any,
+        class_weight: Any = None,
+        most: int | None = None,
+        left: int = 1,
+        run_left: int = 1,
+        run_seconds: float = 0.0,
+        forced: Any = None,
+    ) -> None:
         """Train all states by some passes over `rows` rows if the autotuner expects a gain; else leave the states.
 
         `passes`: an iterable of tuples of arrays, one tuple with all rows for each pass. The other arguments are the
@@ -79,14 +80,14 @@ class VmapBatch:
         """The report of the last pass, as TunedKernels.train gives it, on the state that the model was put into."""
         return {**self.kernels.metrics.report(self.rows), "kernel": VMAP}
 
-    def _check_size(self, batch_size):
+    def _check_size(self, batch_size: int) -> None:
         """Raise MemoryError where the batch is too large, which depends on the model and the batch size only."""
         state = sum(array.nbytes for array in keras.tree.flatten(self.states[0]))
         needed = COPIES * self.group.most * (state + batch_size * row_bytes(self.kernels.layers))
         if needed > ENOUGH:
             raise MemoryError(f"{self.group.most} of this model at once may take {needed >> 20} MB")
 
-    def _train(self, passes, batch_size, inputs, class_weight, autotuner):
+    def _train(self, passes: Any, batch_size: int, inputs: Any, class_weight: Any, autotuner: Any) -> None:
         self.group.begin(self.states)
         outputs = len(self.kernels.model.outputs)
         for columns in passes:
@@ -97,7 +98,7 @@ class VmapBatch:
             self._pass(weighted(rows, inputs, outputs, class_weight), batch_size, autotuner)
         self.states = self.group.end()[: len(self.states)]
 
-    def _pass(self, data, batch_size, autotuner):
+    def _pass(self, data: Any, batch_size: int, autotuner: Any) -> None:
         """Train on all rows of `data`; the last batch may be short."""
         group, full, done, count = self.group, self.rows // batch_size, 0, len(self.states)
         if full and not group.knows(data, batch_size):

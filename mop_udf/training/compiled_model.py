@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import math
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,17 @@ KEPT_BYTES = 64 << 20  # initial weights up to this size are kept for the next c
 class CompiledModel:
     """A model with its optimizer, compiled once and shared by all configurations that differ in scalars only."""
 
-    def __init__(self, architecture, compile_params, objects, memory_of, name, seed=None, watched=False, dropout=None):
+    def __init__(
+        self,
+        architecture: str,
+        compile_params: dict[str, Any],
+        objects: Any,
+        memory_of: Any,
+        name: str,
+        seed: Any = None,
+        watched: bool = False,
+        dropout: Any = None,
+    ) -> None:
         """Build and compile the model.
 
         `objects`: {name: pickle} of custom functions, layers and models; `memory_of(architecture, part)`: the AutotunerMemory
@@ -97,10 +108,10 @@ class CompiledModel:
         )
         self._compiled_bytes = COMPILED_BYTES + LAYER_BYTES * len(list(self.model._flatten_layers()))
 
-    def _compile(self, model, optimizer):
+    def _compile(self, model: Any, optimizer: Any) -> None:
         compile_params, functions = self._compile_params, self._functions
 
-        def metrics(names):
+        def metrics(names: Any) -> Any:
             if not (names and self._watched):
                 return None
             return [[metric for _, metric in own] for own in make_metrics(names, functions, self.model)]
@@ -116,7 +127,7 @@ class CompiledModel:
             jit_compile=False,
         )
 
-    def _kernels(self, model, part="", layers=None):
+    def _kernels(self, model: Any, part: str = "", layers: Any = None) -> Any:
         return TunedKernels(
             model,
             bool(seed_variables(self.model)),
@@ -128,14 +139,14 @@ class CompiledModel:
             self._own_class,
         )
 
-    def check_trainable(self):
+    def check_trainable(self) -> None:
         """Raise ConfigurationError where the model has classes with code that cannot be trained (custom_models.py)."""
         if self._own_class is not None:
             custom_models.check_step(self.model, self._own_class)
         if self._custom and custom_classes(self.architecture):
             custom_models.check_attributes(self.model, self._own_class)
 
-    def _forward(self, model, part="", layers=None):
+    def _forward(self, model: Any, part: str = "", layers: Any = None) -> Any:
         return Forward(
             model,
             Scores(
@@ -150,7 +161,7 @@ class CompiledModel:
         )
 
     @functools.cached_property
-    def cut(self):
+    def cut(self) -> Any:
         """The model cut after its frozen prefix (prefixes.Cut); None without a frozen prefix, or with custom classes,
         whose code the digest of a prefix does not cover."""
         parts = None if self._custom else split(self.model)
@@ -161,59 +172,59 @@ class CompiledModel:
         return prefixes.Cut(parts, self._kernels(head, " head", layers), self._forward(head, " head", layers))
 
     @property
-    def losses(self):
+    def losses(self) -> Any:
         """The text of each output's loss."""
         return self._compile_params["loss"]
 
     @property
-    def variables(self):
+    def variables(self) -> Any:
         """Those of the model, of its optimizer and of its random streams."""
         return [v for group in self._groups.values() for v in group]
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> Any:
         """Estimated memory of the model: variables, copies of their initial values, and compiled code."""
         cut = self.__dict__.get("cut")  # (only if it has been computed)
         all_kernels = [self.kernels, *([cut.kernels] if cut else [])]
         compiled = sum(kernels.compilations + (XLA_TIMES - 1) * kernels.by_xla for kernels in all_kernels)
         return self._variable_bytes + compiled * self._compiled_bytes
 
-    def score(self, sums):
+    def score(self, sums: Any) -> Any:
         """{"loss", "metric" (the first, or None), "metrics" ({name: value}), "rows"} from the sums of one or more
         Evaluations.
         """
         loss, metrics = self.forward.scores.results(np.asarray(sums[1:]), sums[0])
         return {"loss": loss, "metric": metrics.get(self._metric), "metrics": metrics, "rows": int(sums[0])}
 
-    def set_scalars(self, compile_params):
+    def set_scalars(self, compile_params: dict[str, Any]) -> None:
         """Give the model the scalars of parsed compile parameters that differ from its own in scalars only."""
         for name, value in params.scalars(compile_params).items():
             if name in self.scalars:
                 self.scalars[name].assign(value)
 
-    def start(self, seed):
+    def start(self, seed: Any) -> None:
         """Put the model into the initial state of training: weights from `seed`, and an unused optimizer."""
         drawn_from, first = self._first
-        if drawn_from != seed:
+        if first is None or drawn_from != seed:
             first = initial_state(build(self.architecture, seed))
             self._first = (seed, first) if self._keeps_first else (None, None)
         self._assign({**first, "optimizer": self._fresh_optimizer})
 
-    def load(self, data):
+    def load(self, data: Any) -> None:
         """Put the model into the state `data` (bytes of `save`)."""
         self._assign(state.unpack(data))
 
-    def average(self, states):
+    def average(self, states: Any) -> None:
         """Replace the model's weights by the average of replicas. `states`: [(bytes of `save`, rows), ...]."""
         self.weights.put(self.weights_of(states[0][0], False, states, state.weights))
 
-    def set_weights(self, data):
+    def set_weights(self, data: Any) -> None:
         """Set the weights from float32 bytes (docs/contract/serialization.md); raises ConfigurationError where they do
         not fit.
         """
         self.model.set_weights(self.weights_of(data, True))
 
-    def inherit(self, told, data):
+    def inherit(self, told: Any, data: Any) -> None:
         """Give the model, in its initial state, what it inherits from a trained one (inherited_weights.py).
 
         `told`: the parent's `architecture` (JSON text), the `layers` that inherit, and the `seed`; `data`: the parent's state
@@ -226,7 +237,7 @@ class CompiledModel:
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise ConfigurationError(f"the weights of the parent cannot be inherited: {first_line(error)}") from error
 
-    def weights_of(self, data, plain, replicas=None, read=state.output_weights):
+    def weights_of(self, data: Any, plain: Any, replicas: Any = None, read: Any = state.output_weights) -> Any:
         """The weights in `data`, a model state (bytes of `save`) or, if `plain`, float32 bytes: a list of arrays.
 
         `replicas`: [(bytes of `save`, rows), ...], to take their average instead; `read` takes the weights from a
@@ -246,23 +257,23 @@ class CompiledModel:
             raise ConfigurationError("the model state does not fit the architecture (weights)")
         return weights
 
-    def save(self):
+    def save(self) -> Any:
         """The model's state as a list of buffers."""
         arrays = iter(self._variables.take())
         return state.pack(
             {name: list(itertools.islice(arrays, len(group))) for name, group in self._groups.items()}, self._averages
         )
 
-    def values(self):
+    def values(self) -> Any:
         """The model's state as copies of its arrays, for `put_values`."""
         arrays = map(np.array, self._variables.take())
         return {name: list(itertools.islice(arrays, len(group))) for name, group in self._groups.items()}
 
-    def put_values(self, values):
+    def put_values(self, values: Any) -> None:
         """Put the model into the state `values`, of this or of a similar CompiledModel; raises ConfigurationError."""
         self._assign(values)
 
-    def _moving_averages(self):
+    def _moving_averages(self) -> Any:
         """The positions of the optimizer's moving averages (`use_ema`), as state.pack expects them."""
         optimizer = self.model.optimizer
         if not optimizer.use_ema:
@@ -275,18 +286,18 @@ class CompiledModel:
             if own is not None
         ]
 
-    def _assign(self, groups):
+    def _assign(self, groups: Any) -> None:
         for name, shapes in self._shapes.items():
             if [array.shape for array in groups[name]] != shapes:
                 raise ConfigurationError(f"the model state does not fit the architecture ({name})")
         self._variables.put([array for name in self._groups for array in groups[name]])
 
 
-def object_digests(objects):
+def object_digests(objects: Any) -> Any:
     return [[name, hashlib.sha256(data).hexdigest()] for name, data in sorted(objects.items())]
 
 
-def evaluation_key(architecture, compile_params, objects):
+def evaluation_key(architecture: str, compile_params: dict[str, Any], objects: Any) -> Any:
     """Text that is equal for equal evaluations, weights and rows aside."""
     wanted = {name: value for name, value in compile_params.items() if not name.startswith("optimizer")}
     return json.dumps([architecture, wanted, object_digests(objects)], sort_keys=True, default=str)

@@ -33,7 +33,8 @@ def check_constructor(kind: type, name: str, architecture: Mapping[str, Any]) ->
 
     `architecture`: the checked one. (Model.from_config wants a constructor with the names *args and **kwargs.)
     """
-    own = inspect.getfullargspec(kind.__init__)
+    constructor: Any = kind.__init__  # type: ignore[misc]
+    own = inspect.getfullargspec(constructor)
     if (
         architecture["class_name"] == "Functional"
         and _is_of_framework(_definer(kind, "from_config"))
@@ -41,7 +42,7 @@ def check_constructor(kind: type, name: str, architecture: Mapping[str, Any]) ->
         and not _is_of_framework(_definer(kind, "__init__"))
     ):
         raise ConfigurationError(
-            f"the constructor of model class {name} takes {inspect.signature(kind.__init__)}: Keras makes such a model from "
+            f"the constructor of model class {name} takes {inspect.signature(constructor)}: Keras makes such a model from "
             f"its layers only by __init__(self, *args, **kwargs), with these names"
         )
 

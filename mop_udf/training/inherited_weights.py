@@ -31,7 +31,7 @@ def inherited(parent: Any, child: Any, layers: Sequence[Mapping[str, Any]], seed
     `parent`: a Keras model with the trained weights; `layers`: as pg_mop.spaces.inheritance gives them; `seed`: of random
     repetitions and shares. Raises InheritanceError.
     """
-    values = {id(variable): None for variable in child.weights}
+    values: dict[int, np.ndarray] = {}
     for entry in layers:
         layer = _layer(child, entry["layer"])
         shapes = [tuple(weight.shape) for weight in layer.weights]
@@ -47,10 +47,8 @@ def inherited(parent: Any, child: Any, layers: Sequence[Mapping[str, Any]], seed
             )
         if [array.shape for array in made] != shapes:
             raise InheritanceError(f"layer {entry['layer']!r} has weights of shapes {shapes}: it cannot inherit them")
-        values.update({id(weight): array for weight, array in zip(layer.weights, made)})
-    return [
-        np.asarray(variable) if values[id(variable)] is None else values[id(variable)] for variable in child.weights
-    ]
+        values.update(zip(map(id, layer.weights), made))
+    return [values[id(one)] if id(one) in values else np.asarray(one) for one in child.weights]
 
 
 def channels(one: Any, seed: int) -> np.ndarray | None:

@@ -95,7 +95,7 @@ def load(data: bytes | bytearray) -> tuple[str, bytes]:
     return text, state.weights_to_bytes([np.asarray(w) for w in model.weights])
 
 
-def _member(file, name, most):
+def _member(file: Any, name: str, most: int) -> Any:
     """The bytes of the file `name` in an archive, up to `most`."""
     try:
         info = file.getinfo(name)
@@ -109,13 +109,13 @@ def _member(file, name, most):
     return file.read(info)
 
 
-def _check(path, most):
+def _check(path: str, most: int) -> None:
     """Refuse HDF5 that refers to other files (links, external or virtual storage), or unpacks to more than `most`
     bytes.
     """
     total = 0
 
-    def walk(group):
+    def walk(group: Any) -> None:
         nonlocal total
         for name in group:
             link = group.get(name, getlink=True)

@@ -45,7 +45,7 @@ def _told(
     """See `told`. `dtype`: of the inputs."""
     inputs = [_input(f"in_{number}", shape, dtype) for number, shape in enumerate(shapes)]
     tensors = [_tensor(one["name"], shape, dtype) for one, shape in zip(inputs, shapes, strict=True)]
-    call = {"args": [tensors] if listed else tensors, "kwargs": {}}
+    call: dict[str, Any] = {"args": [tensors] if listed else tensors, "kwargs": {}}
     asked = {**layer, "config": {**layer["config"], "name": NAME}, "name": NAME, "inbound_nodes": [call]}
     config = {
         "name": "net",

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any
 
 import keras
 
@@ -19,7 +20,7 @@ _CROSSENTROPY = keras.metrics.categorical_crossentropy, keras.metrics.sparse_cat
 OF_STEPS = {"accuracy": _ACCURACY, "acc": _ACCURACY, "crossentropy": _CROSSENTROPY, "ce": _CROSSENTROPY}
 
 
-def by_position(what, given, architecture, model, default=None):
+def by_position(what: str, given: Any, architecture: dict[str, Any], model: Any, default: Any = None) -> Any:
     """Turn the argument `what` of compile into a list with a value for each output of the model; None stays None.
 
     `given`: one value for all outputs, a list, or a dictionary of the outputs' names; `default`: the value of outputs that
@@ -40,7 +41,7 @@ def by_position(what, given, architecture, model, default=None):
     return given if given is None or isinstance(given, list) else [given] * outputs
 
 
-def load_functions(objects):
+def load_functions(objects: Any) -> Any:
     """{name: pickle} -> {name: function or class}; raises ConfigurationError where a pickle does not load."""
     functions = {}
     for name, data in objects.items():
@@ -51,7 +52,7 @@ def load_functions(objects):
     return functions
 
 
-def make_loss(losses, functions, model):
+def make_loss(losses: Any, functions: Any, model: Any) -> Any:
     """The argument `loss` of `compile`: Keras' and custom losses for `losses`, the text of each output's."""
     made = [
         _of_one_unit(loss) if output.shape[-1] == 1 else loss
@@ -60,12 +61,12 @@ def make_loss(losses, functions, model):
     return made[0] if len(made) == 1 else made
 
 
-def labels_for(y_true, y_pred):
+def labels_for(y_true: Any, y_pred: Any) -> Any:
     """The labels as an output takes them. An output of one unit predicts the second of two classes."""
     return y_true[..., 1:] if y_pred.shape[-1] == 1 and y_true.shape[-1] == 2 else y_true
 
 
-def _of_one_unit(loss):
+def _of_one_unit(loss: Any) -> Any:
     """The same loss for an output of one unit, whose labels may be those of two classes."""
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
     if isinstance(loss, keras.losses.Loss):
@@ -74,20 +75,20 @@ def _of_one_unit(loss):
         return loss
 
     @functools.wraps(loss)
-    def of_one_unit(y_true, y_pred):
+    def of_one_unit(y_true: Any, y_pred: Any) -> Any:
         return loss(labels_for(y_true, y_pred), y_pred)
 
     return of_one_unit
 
 
-def _loss(text, functions):
+def _loss(text: str, functions: Any) -> Any:
     if text in functions:
         function = functions[text]
         if isinstance(function, type) and issubclass(function, keras.losses.Loss):
             function = function().call  # (a value for each row, as of a function)
         _check_function(text, function, "loss")
 
-        def custom(y_true, y_pred):
+        def custom(y_true: Any, y_pred: Any) -> Any:
             # adding zero times the prediction gives gradients to losses that do not depend on it (MADlib's tests have
             # one)
             value = function(keras.ops.cast(y_true, y_pred.dtype), y_pred)
@@ -102,19 +103,19 @@ def _loss(text, functions):
     return getattr(keras.losses, name)(**arguments) if arguments else name
 
 
-def _pinball(quantile=0.5):
+def _pinball(quantile: float = 0.5) -> Any:
     """The loss whose least mean a quantile has (Koenker and Bassett 1978). Raises ConfigurationError."""
     if isinstance(quantile, bool) or not isinstance(quantile, (int, float)) or not 0 < quantile < 1:
         raise ConfigurationError(f"the quantile of Pinball must be between 0 and 1, not {quantile!r}")
 
-    def pinball(y_true, y_pred):
+    def pinball(y_true: Any, y_pred: Any) -> Any:
         missing = keras.ops.cast(y_true, y_pred.dtype) - y_pred
         return keras.ops.mean(keras.ops.maximum(quantile * missing, (quantile - 1) * missing), axis=-1)
 
     return pinball
 
 
-def _check_function(name, function, what):
+def _check_function(name: str, function: Any, what: str) -> None:
     """Raise ConfigurationError where a custom object is a class: only losses may be classes. (The states of segments add up,
     which those of a class of metrics need not do.)"""
     if isinstance(function, type):
@@ -123,31 +124,31 @@ def _check_function(name, function, what):
         )
 
 
-def _of_class_number(function, arguments):
+def _of_class_number(function: Any, arguments: Any) -> Any:
     """A loss or metric of Keras that takes class numbers, for one-hot labels or for class numbers (see `are_numbers`)."""
 
-    def of_labels(y_true, y_pred):
+    def of_labels(y_true: Any, y_pred: Any) -> Any:
         labels = keras.ops.cast(y_true, "int32") if are_numbers(y_true, y_pred) else keras.ops.argmax(y_true, axis=-1)
         return function(labels, y_pred, **arguments)
 
     return of_labels
 
 
-def are_numbers(y_true, y_pred):
+def are_numbers(y_true: Any, y_pred: Any) -> bool:
     """Whether labels are class numbers of steps: they have one dimension less than the predictions."""
     return len(y_true.shape) < len(y_pred.shape)
 
 
-def _of_steps(one_hot, of_numbers):
+def _of_steps(one_hot: Any, of_numbers: Any) -> Any:
     """A metric of Keras (two functions) for an output of steps, whose labels are one-hot, or class numbers."""
 
-    def metric(y_true, y_pred):
+    def metric(y_true: Any, y_pred: Any) -> Any:
         return of_numbers(y_true, y_pred) if are_numbers(y_true, y_pred) else one_hot(y_true, y_pred)
 
     return metric
 
 
-def make_metrics(names, functions, model):
+def make_metrics(names: Any, functions: Any, model: Any) -> Any:
     """For each output of `model`, a list of (name, Keras metric) with sums in float64.
 
     `names`: {name in reports: the metric's text}.
@@ -161,25 +162,25 @@ def make_metrics(names, functions, model):
     ]
 
 
-def _for_labels(metric, output):
+def _for_labels(metric: Any, output: Any) -> Any:
     """The metric, which for an output of one unit takes the labels of two classes, too."""
     if output.shape[-1] == 1:
         own = metric.update_state
 
-        def update_state(y_true, y_pred, sample_weight=None):
+        def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             return own(labels_for(y_true, y_pred), y_pred, sample_weight)
 
         metric.update_state = update_state
     return metric
 
 
-def _is_softmax(output):
+def _is_softmax(output: Any) -> bool:
     """True where a softmax makes this output (a KerasTensor of a model)."""
     layer = maker_of(output)
     return isinstance(layer, keras.layers.Softmax) or getattr(layer, "activation", None) is keras.activations.softmax
 
 
-def _metric(name, functions, output, reported):
+def _metric(name: str, functions: Any, output: Any, reported: Any) -> Any:
     """The metric `name`, possibly with arguments, for an output, whose width decides the meaning of `accuracy` and
     `crossentropy`, as in Keras; `reported`: its name in reports. Where a softmax makes an output of two classes,
     OF_SECOND_CLASS are of the second one.
@@ -215,32 +216,32 @@ def _metric(name, functions, output, reported):
     )
 
 
-def _of_second_class(kind):
+def _of_second_class(kind: Any) -> Any:
     """A class of metrics that sees the second unit alone, the probability of the second of two classes.
 
     Keras takes both units as predictions of one label, so that each row would count twice, once with each class as the
     positive one.
     """
 
-    def update_state(self, y_true, y_pred, sample_weight=None):
+    def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         return kind.update_state(self, y_true[..., 1:], y_pred[..., 1:], sample_weight)
 
     return type(kind.__name__, (kind,), {"update_state": update_state})
 
 
-def _float64_metric(kind, *args, **kwargs):
+def _float64_metric(kind: Any, *args: Any, **kwargs: Any) -> Any:
     """A Keras metric with float64 variables: float32 sums over many rows would lose small values."""
 
-    def add_variable(self, *args, dtype=None, **kwargs):
+    def add_variable(self: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
         return kind.add_variable(self, *args, dtype="float64", **kwargs)
 
     return type(kind.__name__, (kind,), {"add_variable": add_variable})(*args, dtype="float64", **kwargs)
 
 
-def _per_row(function):
+def _per_row(function: Any) -> Any:
     """A custom metric with its value repeated for each row of the batch, so that it becomes a mean over rows."""
 
-    def metric(y_true, y_pred):
+    def metric(y_true: Any, y_pred: Any) -> Any:
         value = keras.ops.convert_to_tensor(function(keras.ops.cast(y_true, y_pred.dtype), y_pred))
         return keras.ops.broadcast_to(value, keras.ops.shape(y_pred)[:1]) if len(value.shape) == 0 else value
 

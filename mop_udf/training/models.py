@@ -58,7 +58,7 @@ def build(architecture: dict[str, Any], seed: int) -> keras.Model:
     return model
 
 
-def _normalise_by_variables(layer):
+def _normalise_by_variables(layer: Any) -> None:
     """Let an adapted Normalization compute with the present values of its variables.
 
     Keras derives mean and variance from the variables once, when it loads a file, and keeps them as constants. Here the
@@ -66,7 +66,7 @@ def _normalise_by_variables(layer):
     """
     call = layer.call
 
-    def current(inputs):
+    def current(inputs: Any) -> Any:
         constants = layer.mean, layer.variance
         layer.finalize_state()
         try:
@@ -132,7 +132,7 @@ def maker_of(output: Any) -> Any:
     return layer
 
 
-def check_size(architecture, make_optimizer=None):
+def check_size(architecture: dict[str, Any], make_optimizer: Any = None) -> None:
     """Raise ConfigurationError where a model of the architecture would be too large, or its size is unknown.
 
     `make_optimizer` makes a new optimizer for it.
@@ -142,7 +142,8 @@ def check_size(architecture, make_optimizer=None):
     except sizes.TooLarge as error:
         raise ConfigurationError(str(error)) from error
     except sizes.Unsized as error:
-        raise ConfigurationError(f"Keras refuses the architecture: {first_line(error.__cause__)}") from error
+        cause = error.__cause__ or error
+        raise ConfigurationError(f"Keras refuses the architecture: {first_line(cause)}") from error
 
 
 def normalise(
@@ -173,12 +174,12 @@ def set_zero_rates(model: keras.Model, dropout: float | dict[str, float] | None)
             layer.rate = 0.0
 
 
-def initial_state(model):
+def initial_state(model: Any) -> Any:
     """The weights and random states of a new model, in groups of a model state."""
     return {"weights": state.values(model.weights), "seeds": state.values(seed_variables(model))}
 
 
-def seed_variables(model):
+def seed_variables(model: Any) -> Any:
     """The variables of `model` that hold the state of random generators, in order."""
     weights = {id(w) for w in model.weights}
     return [v for v in model.variables if id(v) not in weights]
@@ -193,5 +194,5 @@ def parse(compile_text: str, fit_text: str | None, iteration: int = 1) -> tuple[
 
 
 @functools.lru_cache(1000)
-def _parsed(compile_text, fit_text):
+def _parsed(compile_text: str, fit_text: Any) -> Any:
     return params.parse_compile_params(compile_text), params.parse_fit_params(fit_text)

@@ -38,7 +38,7 @@ def load(data: bytes) -> Callable[..., Any]:
 def top_k_accuracy(k: int, name: str) -> Callable[..., Any]:
     """A function (y_true, y_pred) named `name`: Keras' top_k_categorical_accuracy for this k."""
 
-    def accuracy(y_true, y_pred):
+    def accuracy(y_true: Any, y_pred: Any) -> Any:
         import keras
 
         return keras.metrics.top_k_categorical_accuracy(y_true, y_pred, k=k)

@@ -1,5 +1,7 @@
 """Keras optimizers from parsed compile parameters, and their scalars as variables. Runs in the trainer."""
 
+from typing import Any
+
 import keras
 import numpy as np
 
@@ -11,7 +13,7 @@ from mop_udf.params.sequences import Sequence
 from mop_udf.training.models import ConfigurationError
 
 
-def make_optimizer(name, arguments):
+def make_optimizer(name: str, arguments: Any) -> Any:
     """A Keras optimizer from parsed compile parameters. Raises ConfigurationError.
 
     `decay` is the time-based decay of Keras 2: the rate at update t is learning_rate / (1 + decay * t). A sequence per
@@ -39,7 +41,7 @@ def make_optimizer(name, arguments):
         raise ConfigurationError(f"Keras refuses the optimizer {name}: {first_line(error)}") from error
 
 
-def _keras_schedule(described):
+def _keras_schedule(described: Any) -> Any:
     """The Keras schedule of a description (keras_schedules.Schedule); raises Keras' errors."""
     kind = getattr(keras.optimizers.schedules, described.name)
     return kind(**{key: list(value) if isinstance(value, tuple) else value for key, value in described.config.items()})
@@ -48,14 +50,14 @@ def _keras_schedule(described):
 class FastVariable:
     """A scalar in a Keras variable, assigned ten times as fast as by the variable's own `assign`."""
 
-    def __init__(self, variable):
+    def __init__(self, variable: Any) -> None:
         self._variables, self._dtype = framework.Variables([variable]), state.dtype(variable.dtype)
 
-    def assign(self, value):
+    def assign(self, value: Any) -> None:
         self._variables.put([np.asarray(value, self._dtype)])
 
 
-def make_scalar_variables(optimizer, scalars):
+def make_scalar_variables(optimizer: Any, scalars: Any) -> Any:
     """Turn the `scalars` (of params.scalars) of a new optimizer into variables: {name: an object with `assign`}."""
     made, schedule = {}, optimizer._learning_rate
     if isinstance(schedule, framework.Rate):

@@ -55,7 +55,7 @@ def decode(data: bytes, lengths: list[int], shape: list[int]) -> np.ndarray:
                 warnings.simplefilter(
                     "ignore"
                 )  # (Pillow warns of large pictures; those beyond MOST_PIXELS are refused)
-                picture = Image.open(io.BytesIO(own), formats=FORMATS)
+                picture: Any = Image.open(io.BytesIO(own), formats=FORMATS)
                 if picture.width * picture.height > MOST_PIXELS:
                     raise ValueError(f"it has {picture.width} x {picture.height} pixels, more than {MOST_PIXELS:,}")
                 picture.draft("RGB", (2 * width, 2 * height))  # (a JPEG is decoded at a smaller size, if one suffices)

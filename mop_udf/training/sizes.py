@@ -5,7 +5,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -43,7 +43,7 @@ def check(architecture: dict[str, Any], make_optimizer: Callable[[], Any] | None
         _compare(weights, _optimizer_bytes(make_optimizer(), [v[:2] for v in variables if v[2]]))
 
 
-def _compare(weights, others):
+def _compare(weights: Any, others: Any) -> None:
     text = f"the model has {weights:,} bytes of weights" + (
         f" (and {others:,} of optimizer variables)" if others else ""
     )
@@ -55,7 +55,7 @@ def _compare(weights, others):
 
 
 @functools.lru_cache(1000)
-def _variables(text):
+def _variables(text: str) -> Any:
     """(shape, dtype, trainable) of every variable of the architecture (JSON), and of arrays that building it makes.
 
     Raises Unsized, or TooLarge where the variables made before an error are too large.
@@ -75,13 +75,13 @@ def _variables(text):
     return found
 
 
-def _optimizer_bytes(optimizer, trainable):
+def _optimizer_bytes(optimizer: Any, trainable: Any) -> Any:
     """Bytes of the variables that the new `optimizer` makes for weights: [(shape, dtype), ...]."""
     with unallocated():
         weights = [keras.Variable("zeros", shape=shape, dtype=dtype) for shape, dtype in trainable]
     found = 0
 
-    def add(*args, **kwargs):
+    def add(*args: Any, **kwargs: Any) -> Any:
         nonlocal found
         with unallocated() as made:
             variable = BaseOptimizer.add_variable(optimizer, *args, **kwargs)
@@ -95,7 +95,7 @@ def _optimizer_bytes(optimizer, trainable):
     return found
 
 
-def _bytes(shape, dtype):
+def _bytes(shape: Any, dtype: Any) -> Any:
     try:
         size = np.dtype(dtype).itemsize
     except TypeError:  # e.g. bfloat16, unknown to numpy
@@ -104,14 +104,15 @@ def _bytes(shape, dtype):
 
 
 @contextlib.contextmanager
-def unallocated():
+def unallocated() -> Iterator[Any]:
     """A context that gives new variables no values: the list of these variables.
 
     Layers compute on shapes alone in it.
     """
-    made, make = [], Variable.__init__
+    made: list[Any] = []
+    make = Variable.__init__
 
-    def initialize(self, initializer, shape=None, dtype=None, **more):
+    def initialize(self: Any, initializer: Any, shape: Any = None, dtype: Any = None, **more: Any) -> None:
         """Keras' constructor; a variable made from a value, such as the state of a recurrent layer, keeps only the
         shape.
         """

@@ -13,12 +13,13 @@ import gc
 import importlib
 import os
 import sys
+from typing import Any
 
 from mop_udf.pool.child_process import die_with_pipe, prefer_oom_kill
 from mop_udf.pool.lease import Lease
 
 
-def import_frameworks():
+def import_frameworks() -> None:
     """Import Keras and its framework (KERAS_BACKEND), without optional packages that a trainer does not use.
 
     Keras and the frameworks import these packages if they are installed, which would cost a third of the import time
@@ -33,7 +34,7 @@ def import_frameworks():
         if name not in needed and name not in sys.modules
     ]
     for name in unused:
-        sys.modules[name] = None
+        sys.modules[name] = None  # type: ignore[assignment]
     import keras  # noqa: F401
 
     importlib.import_module(framework)
@@ -45,7 +46,7 @@ def import_frameworks():
     gc.enable()
 
 
-def _do_without_tensorflow():
+def _do_without_tensorflow() -> None:
     """Let Keras find TensorFlow missing, for the life of this process.
 
     Otherwise Keras imports TensorFlow, if it is installed, to set random seeds and to write JSON: 2.4 seconds and 300 MB. To be
@@ -57,12 +58,22 @@ def _do_without_tensorflow():
         _ = tensorflow.available  # Keras keeps the first answer
 
 
-def import_own():
+def import_own() -> None:
     """Import the modules of this package that a trainer, or a serving process, needs."""
     from mop_udf.training import serving, trainer_server  # noqa: F401
 
 
-def live(backend, life, since, idle_ms, threads, cache_mb, memory_mb, model_mb, control=None):
+def live(
+    backend: int,
+    life: int,
+    since: int,
+    idle_ms: int,
+    threads: int,
+    cache_mb: int,
+    memory_mb: int,
+    model_mb: int,
+    control: Any = None,
+) -> None:
     """Run as the trainer of the process that holds the writing end of the pipe `life`; ends this process.
 
     `control`: the descriptor of the socket to the pool, for a trainer that returns there (mop_udf/pool/pool.py).
@@ -98,7 +109,7 @@ def live(backend, life, since, idle_ms, threads, cache_mb, memory_mb, model_mb, 
     os._exit(0)
 
 
-def serve(control, quiet_ms, *arguments):
+def serve(control: Any, quiet_ms: int, *arguments: Any) -> None:
     """Run as a serving process (serving.py), with the other arguments of `live`; `control`: the socket to the pool."""
     prefer_oom_kill()
     import faulthandler

@@ -67,7 +67,8 @@ class WorkMeter:
     def read(self) -> Reading:
         """The mean utilization of the devices, and the bytes in use on the fullest. A device that does not answer (it has been
         lost, or it is a part of a GPU) is left out."""
-        shares, sizes = [], []
+        shares: list[Any] = []
+        sizes: list[Any] = []
         for device in self._devices:
             for found, ask in ((shares, device.utilization), (sizes, device.used_bytes)):
                 try:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from typing import Any
 
 import jax
 import keras
@@ -51,7 +52,7 @@ make_variable = variable_maker(Scalar, SequencedScalar)
 PIECES = (512, 64, 8, 1)  # rows of the compiled functions; pieces of these sizes make up any number of rows
 
 
-def begin(threads):
+def begin(threads: int) -> Any:
     """See on_tensorflow. JAX reads these settings at its first computation, which is still to come."""
     os.environ.update(NPROC=str(threads), XLA_PYTHON_CLIENT_PREALLOCATE="false")
     if cache := compile_cache.current():
@@ -78,55 +79,55 @@ def begin(threads):
     )
 
 
-def draw_from_state(model):
+def draw_from_state(model: Any) -> None:
     """See on_tensorflow: nothing to do."""
 
 
-def seed(number):
+def seed(number: int) -> None:
     """See on_tensorflow."""
     keras.utils.set_random_seed(number)
 
 
-def has_gpu():
+def has_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
-def ran_out(error):
+def ran_out(error: BaseException) -> Any:
     """See on_tensorflow. JAX has one class of errors for everything that fails on a device."""
     if isinstance(error, devices.DeviceMemoryError):
         return True
     return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error) and has_gpu()
 
 
-def device_count():
+def device_count() -> Any:
     """See on_tensorflow."""
     return devices.count()
 
 
-def divides_models():
+def divides_models() -> Any:
     """See on_tensorflow."""
     return devices.divides_models()
 
 
-def check_room(variables):
+def check_room(variables: Any) -> None:
     """See on_tensorflow."""
     devices.check_room(variables)
 
 
-def most_bytes():
+def most_bytes() -> Any:
     """See on_tensorflow."""
     return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use") if has_gpu() else None
 
 
-def gpu_name():
+def gpu_name() -> Any:
     return jax.devices()[0].device_kind if has_gpu() else None
 
 
-def loops(model, name, lasting):
+def loops(model: Any, name: str, lasting: bool) -> Any:
     return {"loop": Loop(model, name)}
 
 
-def refused(random, convolutional):
+def refused(random: bool, convolutional: bool) -> Any:
     """{kernel: reason} for the kernels that are useless for a model."""
     found = {"xla": "JAX compiles everything by XLA: the loop kernel uses it"}
     if devices.count() > 1:
@@ -136,20 +137,20 @@ def refused(random, convolutional):
     return found
 
 
-def tensors(data):
+def tensors(data: Any) -> Any:
     """The arrays themselves: JAX moves them to its device when it computes."""
     return data
 
 
-def for_any_rows(step, data, variables, join, name):
+def for_any_rows(step: Any, data: Any, variables: Any, join: Any, name: str) -> Any:
     """See on_tensorflow: compiled for pieces of a few sizes."""
 
     @jax.jit
-    def pure(values, data):
+    def pure(values: Any, data: Any) -> Any:
         with keras.StatelessScope(list(zip(variables, values))):
             return step(*devices.divided(data))
 
-    def call(*data):
+    def call(*data: Any) -> Any:
         count, at, found = len(keras.tree.flatten(data)[0]), 0, []
         values = [v.value for v in variables]
         while at < count:
@@ -162,6 +163,6 @@ def for_any_rows(step, data, variables, join, name):
     return call
 
 
-def shapes_only():
+def shapes_only() -> Any:
     """See on_tensorflow: with JAX, Keras builds models on shapes alone."""
     return contextlib.nullcontext()

@@ -24,6 +24,7 @@ were. The planner knows the shapes of kernels from `plan/arithmetic.py`, and tak
 """
 
 import functools
+from typing import Any
 
 import jax
 import keras
@@ -43,12 +44,12 @@ class DeviceMemoryError(MemoryError):
 class DividedModel(keras.distribution.ModelParallel):
     """Keras' ModelParallel with the layouts of kernels/layout.py, which depend on a variable's shape and not on its name."""
 
-    def get_variable_layout(self, variable):
+    def get_variable_layout(self, variable: Any) -> Any:
         """The layout of a variable that Keras makes."""
         return keras.distribution.TensorLayout(_axes(variable.shape), self.device_mesh)
 
 
-def begin():
+def begin() -> None:
     """Let Keras divide all models that this process makes among its devices, if it was started for that."""
     if not divides_models():
         return
@@ -65,7 +66,7 @@ def divides_models() -> bool:
 
 
 @functools.lru_cache(1)
-def _mesh():
+def _mesh() -> Any:
     """The devices of this process as a mesh; None for a single one."""
     devices = jax.local_devices()
     if divides_models():  # equal to Keras' own mesh, so that a step's variables are where Keras has put them
@@ -79,7 +80,7 @@ def count() -> int:
     return 1 if mesh is None else mesh.size
 
 
-def divided(data):
+def divided(data: Any) -> Any:
     """A nest of arrays with equal first dimension, within a compiled function: its rows are divided among the devices."""
     mesh = _mesh()
     if mesh is None or divides_models() or any(array.shape[0] % mesh.size for array in keras.tree.flatten(data)):
@@ -88,7 +89,7 @@ def divided(data):
     return keras.tree.map_structure(lambda array: jax.lax.with_sharding_constraint(array, rows), data)
 
 
-def placed(values):
+def placed(values: Any) -> Any:
     """A nest of variables' values, within a compiled function, where the variables are: as a whole on every device, or, of a
     divided model, in parts."""
     mesh = _mesh()
@@ -102,13 +103,13 @@ def placed(values):
     )
 
 
-def _axes(shape):
+def _axes(shape: Any) -> Any:
     """For each dimension of a variable, the axis of the mesh that divides it, or None."""
     divides = divided_dimension(shape, count())
     return [MODEL if axis == divides else None for axis in range(len(shape))]
 
 
-def check_room(variables) -> None:
+def check_room(variables: Any) -> None:
     """Raises DeviceMemoryError where the parts of a model's variables on one device of a processor, old and new ones, are more
     than the device stands for (`device_limit`). Such devices share main memory, and never run out by themselves."""
     limit = child_process.device_limit()

@@ -1,5 +1,7 @@
 """Scalars of an optimizer that change with every mini-batch, on JAX: see on_tensorflow/per_batch.py."""
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from mop_udf.kernels import per_batch
@@ -12,11 +14,11 @@ class ARRAYS:
     cos, log, floor, maximum, where = jnp.cos, jnp.log, jnp.floor, jnp.maximum, jnp.where
 
     @staticmethod
-    def reached(step, milestones):
+    def reached(step: Any, milestones: Any) -> Any:
         return jnp.sum((step >= jnp.asarray(milestones)).astype("float64"))
 
     @staticmethod
-    def pick(values, step):
+    def pick(values: Any, step: Any) -> Any:
         values = jnp.asarray(values)
         return values[jnp.minimum(step, values.shape[0] - 1.0).astype("int64")]
 
@@ -25,11 +27,11 @@ class Bound(per_batch.Bound):
     operations, keep = ARRAYS, Number
 
     @staticmethod
-    def read(kept):
+    def read(kept: Any) -> Any:
         return jnp.asarray(kept.value)
 
     @staticmethod
-    def wide(value):
+    def wide(value: Any) -> Any:
         return jnp.asarray(value, "float64")
 
 

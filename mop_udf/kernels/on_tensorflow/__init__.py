@@ -14,6 +14,7 @@ import importlib
 import os
 import random
 import types
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -58,7 +59,7 @@ Group = None
 make_variable = variable_maker(Scalar, SequencedScalar)
 
 
-def begin(threads):
+def begin(threads: int) -> Any:
     """Prepare a new process with this number of processor threads: None, or why it cannot use its GPU.
 
     TensorFlow takes these options only before its first computation.
@@ -87,11 +88,11 @@ def begin(threads):
     )
 
 
-def draw_from_state(model):
+def draw_from_state(model: Any) -> None:
     """Let all layers of a new model draw random numbers from the model's own random state. TensorFlow's do so already."""
 
 
-def seed(number):
+def seed(number: int) -> None:
     """Set the seeds of Python, NumPy, Keras and TensorFlow, as keras.utils.set_random_seed does.
 
     TensorFlow's own function also forgets all kernels, to begin their random numbers anew. Afterwards every function takes
@@ -106,52 +107,54 @@ def seed(number):
         keras.utils.set_random_seed(number)
         return
 
-    def set_seed(number):
+    def set_seed(number: int) -> None:
         own._seed, own._rng = number, random.Random(number)
 
-    rng_utils.tf = types.SimpleNamespace(available=True, random=types.SimpleNamespace(set_seed=set_seed))
+    rng_utils.tf = types.SimpleNamespace(  # type: ignore[attr-defined]
+        available=True, random=types.SimpleNamespace(set_seed=set_seed)
+    )
     try:
         keras.utils.set_random_seed(number)
     finally:
-        rng_utils.tf = before
+        rng_utils.tf = before  # type: ignore[attr-defined]
 
 
-def has_gpu():
+def has_gpu() -> bool:
     """True where this process computes on a GPU."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 
-def ran_out(error):
+def ran_out(error: BaseException) -> Any:
     """True where an error says that the memory of this process's GPU, or its part of it, has run out."""
     return isinstance(error, tf.errors.ResourceExhaustedError) and has_gpu()
 
 
-def device_count():
+def device_count() -> Any:
     """How many devices of this process train on a mini-batch together."""
     return 1
 
 
-def divides_models():
+def divides_models() -> bool:
     """True where this process divides models, and not mini-batches, among its devices."""
     return False
 
 
-def check_room(variables):
+def check_room(variables: Any) -> None:
     """Raises a MemoryError where a model's variables (a list) need more memory than a virtual device stands for."""
 
 
-def most_bytes():
+def most_bytes() -> Any:
     """The most bytes of its GPU's memory that this process has held; None without a GPU."""
     return tf.config.experimental.get_memory_info("GPU:0")["peak"] if has_gpu() else None
 
 
-def gpu_name():
+def gpu_name() -> Any:
     """The name of this process's GPU; None without a GPU."""
     gpus = tf.config.list_physical_devices("GPU")
     return tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU") if gpus else None
 
 
-def loops(model, name, lasting):
+def loops(model: Any, name: str, lasting: bool) -> Any:
     """{name: kernel} of the kernels that train on many batches at once.
 
     `name`: equal for models with equal compiled code; `lasting`: in later trainers as well.
@@ -159,17 +162,17 @@ def loops(model, name, lasting):
     return {"loop": Loop(model, False, name, lasting), "xla": Loop(model, True, name, lasting)}
 
 
-def refused(random, convolutional):
+def refused(random: bool, convolutional: bool) -> Any:
     """{kernel: reason} for the kernels that are useless for a model; `random`: it draws random numbers in training."""
     return {"xla": "XLA draws other random numbers from a seed than TensorFlow does"} if random else {}
 
 
-def tensors(data):
+def tensors(data: Any) -> Any:
     """A nest of arrays as tensors."""
     return keras.tree.map_structure(tf.convert_to_tensor, data)
 
 
-def for_any_rows(step, data, variables, join, name):
+def for_any_rows(step: Any, data: Any, variables: Any, join: Any, name: str) -> Any:
     """A function of tensors like `data` (a sequence, possibly nested), compiled for any number of rows.
 
     `variables`: all variables that `step` reads or changes; `join(*parts)`: combines the results for parts of the rows,
@@ -181,6 +184,6 @@ def for_any_rows(step, data, variables, join, name):
     return traces.function(made.get_concrete_function, name, variables, True)
 
 
-def shapes_only():
+def shapes_only() -> Any:
     """A context that turns computations into parts of a graph, which is thrown away."""
     return tf.Graph().as_default()

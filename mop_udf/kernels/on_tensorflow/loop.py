@@ -10,6 +10,7 @@ range of them, so one compilation serves every number of rows.
 import functools
 import math
 import time
+from typing import Any
 
 import tensorflow as tf
 
@@ -38,19 +39,19 @@ class Loop(TimedLoop):
     takes_short = True  # without XLA, also the short last batch
 
     @staticmethod
-    def cut(tensor, first, count):
+    def cut(tensor: Any, first: int, count: int) -> Any:
         """`count` rows of a tensor from `first` on, padded with zeros."""
         part = tensor[first : first + count]
         missing = count - part.shape[0]
         return tf.pad(part, [[0, missing], *[[0, 0]] * (part.shape.rank - 1)]) if missing else part
 
-    def __init__(self, model, jit_compile, name="", lasting=False):
+    def __init__(self, model: Any, jit_compile: bool, name: str = "", lasting: bool = False) -> None:
         """`name`: equal for models with equal compiled code, in all trainers; `lasting`: keep traces under this name."""
         super().__init__()
         self.model, self.jit_compile, self.name, self.lasting = model, jit_compile, name, lasting
         self.named = True  # traces get names that depend on `name`, so that XLA's cache finds them
 
-    def compile(self, data, batch_size, waits=True):
+    def compile(self, data: Any, batch_size: int, waits: bool = True) -> Any:
         """Compile the loop for such data, without training: seconds that it took. Raises the framework's errors.
 
         While another trainer compiles the same code, a caller that `waits` reads it afterwards; others get None.
@@ -66,7 +67,7 @@ class Loop(TimedLoop):
         self.compilations += 1
         return time.monotonic() - began
 
-    def _compile_to_keep(self, data, batch_size, cache):
+    def _compile_to_keep(self, data: Any, batch_size: int, cache: Any) -> None:
         try:
             self._compile(data, batch_size)
         except CACHE_ERRORS:
@@ -75,7 +76,7 @@ class Loop(TimedLoop):
             cache.clear()
         cache.tidy()
 
-    def _run(self, data, batch_size, start, stop):
+    def _run(self, data: Any, batch_size: int, start: int, stop: int) -> None:
         """Train on batches `start` to `stop`; with an empty range, only compile."""
         function = self.functions[self._key(data, batch_size)]
         if self.hasty:
@@ -90,10 +91,10 @@ class Loop(TimedLoop):
             function(piece, number(begin), number(end), number(batch_size))
 
     @staticmethod
-    def _piece_rows(data, batch_size):
+    def _piece_rows(data: Any, batch_size: int) -> Any:
         return piece_rows(sum(t.dtype.size * math.prod(t.shape[1:]) for t in tf.nest.flatten(data)), batch_size)
 
-    def _key(self, data, batch_size):
+    def _key(self, data: Any, batch_size: int) -> Any:
         """The key of the compiled code: (batch size, ((dtype, shape), ...))."""
         rows = self._piece_rows(data, batch_size) if self.jit_compile else None
         return (
@@ -101,18 +102,18 @@ class Loop(TimedLoop):
             tuple((t.dtype, (rows, *t.shape[1:])) for t in tf.nest.flatten(data)),
         )
 
-    def _function(self, data, batch_size):
+    def _function(self, data: Any, batch_size: int) -> Any:
         """The loop for data of this shape, to be compiled."""
         rows = self._key(data, batch_size)[1][0][1][0]
         signature = tf.nest.map_structure(lambda t: tf.TensorSpec((rows, *t.shape[1:]), t.dtype), data)
         integer = tf.TensorSpec((), tf.int32)
         fixed = batch_size if self.jit_compile else None
 
-        def loop(data, start, stop, batch_size):
+        def loop(data: Any, start: int, stop: int, batch_size: int) -> Any:
             size = batch_size if fixed is None else fixed
             count = tf.shape(tf.nest.flatten(data)[0])[0]
 
-            def body(i):
+            def body(i: Any) -> Any:
                 rows = tf.minimum(size, count - i * size) if fixed is None else fixed
                 self.model.train_step(
                     tf.nest.map_structure(
@@ -139,7 +140,7 @@ class Loop(TimedLoop):
         )
 
 
-def trained(model):
+def trained(model: Any) -> Any:
     """The variables that a compiled Keras model's training step may use, always in the same order."""
     optimizer = model.optimizer
     return [
@@ -152,6 +153,6 @@ def trained(model):
 
 
 @functools.lru_cache(10_000)
-def number(value):
+def number(value: Any) -> Any:
     """An integer as a tensor."""
     return tf.constant(value, tf.int32)

@@ -9,12 +9,14 @@ net's own roots stay.) Measured with Adam on a net of three layers: 0.05 s inste
 A function is TensorFlow's protocol buffer, FunctionDef; "node:output:number" names an output.
 """
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 
 
-def lower(function, optimizer):
+def lower(function: Any, optimizer: Any) -> None:
     """Rewrite the operations of a FunctionDef in place; the function must have the shapes of outputs
     ("_output_shapes").
 
@@ -41,17 +43,17 @@ def lower(function, optimizer):
 
 
 # each gives ((name of its output, name of the replacement's output), inputs), or None where the operation stays
-def _root(function, node, inputs, ranks):
+def _root(function: Any, node: Any, inputs: Any, ranks: Any) -> Any:
     node.op = "Pow"
     return ("y", "z"), [*inputs, _constant(function, node, np.float32(0.5))]
 
 
-def _relu(function, node, inputs, ranks):
+def _relu(function: Any, node: Any, inputs: Any, ranks: Any) -> Any:
     node.op = "Maximum"
     return ("activations", "z"), [*inputs, _constant(function, node, np.float32(0))]
 
 
-def _gradient_of_relu(function, node, inputs, ranks):
+def _gradient_of_relu(function: Any, node: Any, inputs: Any, ranks: Any) -> Any:
     gradients, features = inputs
     zero = _constant(function, node, np.float32(0))
     positive = function.node_def.add(name=node.name + "_positive", op="Greater", input=[features, zero])
@@ -60,7 +62,7 @@ def _gradient_of_relu(function, node, inputs, ranks):
     return ("backprops", "output"), [positive.name + ":z:0", gradients, zero]
 
 
-def _gradient_of_bias(function, node, inputs, ranks):
+def _gradient_of_bias(function: Any, node: Any, inputs: Any, ranks: Any) -> Any:
     rank = ranks.get(inputs[0].split(":")[0])
     if rank is None or node.attr["data_format"].s not in (b"", b"NHWC"):
         return None
@@ -73,14 +75,14 @@ def _gradient_of_bias(function, node, inputs, ranks):
 OPERATIONS = {"Sqrt": _root, "Relu": _relu, "ReluGrad": _gradient_of_relu, "BiasAddGrad": _gradient_of_bias}
 
 
-def _constant(function, node, value):
+def _constant(function: Any, node: Any, value: Any) -> Any:
     made, tensor = function.node_def.add(name=node.name + "_with", op="Const"), tf.make_tensor_proto(value)
     made.attr["dtype"].type = tensor.dtype
     made.attr["value"].tensor.CopyFrom(tensor)
     return made.name + ":output:0"
 
 
-def _rank(node):
+def _rank(node: Any) -> Any:
     """The rank of a node's output; None where it has several outputs or an unknown rank."""
-    shapes = node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else ()
+    shapes: Any = node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else ()
     return None if len(shapes) != 1 or shapes[0].unknown_rank else len(shapes[0].dim)

@@ -4,6 +4,8 @@ A user wrote the step in Python. Its attributes do not show which variables it u
 """
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -18,7 +20,7 @@ DRAWS = re.compile(
 )
 
 
-def problem(function, model, name):
+def problem(function: Any, model: Any, name: str) -> Any:
     """Why a traced step is refused, or None: it uses a variable that no state has, or draws random numbers from one.
 
     `function`: the ConcreteFunction; `model`: the compiled Keras model; `name`: of its class.
@@ -42,7 +44,7 @@ def problem(function, model, name):
     return None
 
 
-def _draws(name, what):
+def _draws(name: str, what: str) -> Any:
     return (
         f"train_step of model class {name} draws random numbers by {what}: a resumed run would draw others; use "
         f"keras.random with seed=self.draws, and set self.draws = keras.random.SeedGenerator() in the constructor of the model "
@@ -50,20 +52,20 @@ def _draws(name, what):
     )
 
 
-def _of_metrics(model):
+def _of_metrics(model: Any) -> Iterator[Any]:
     """The variables of all metrics of the model and of its layers, with those that `model.metrics` leaves out."""
     metrics = [metric for layer in model._flatten_layers() for metric in layer._metrics]
     for metric in (*metrics, model._loss_tracker, model._compile_metrics):
         yield from metric.variables if metric is not None else ()
 
 
-def _kinds(function):
+def _kinds(function: Any) -> Any:
     """The types of the operations of a function and of the functions that it calls."""
     graph = function.graph.as_graph_def()
     called = (node for inner in graph.library.function for node in inner.node_def)
     return sorted({node.op for node in (*graph.node, *called)})
 
 
-def _handle(variable):
+def _handle(variable: Any) -> Any:
     """The tensor that functions capture for a variable of Keras or TensorFlow."""
     return (variable.value if isinstance(variable, keras.Variable) else variable).handle

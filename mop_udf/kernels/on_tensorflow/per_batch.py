@@ -6,6 +6,8 @@ until they meet Keras' tensors. A Keras schedule stays as Keras makes it, with c
 and then rounds differently, and the result must be Keras', bit by bit.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from mop_udf.kernels import per_batch
@@ -18,11 +20,11 @@ class TENSORS:
     cos, log, floor, maximum, where = tf.cos, tf.math.log, tf.floor, tf.maximum, tf.where
 
     @staticmethod
-    def reached(step, milestones):
+    def reached(step: Any, milestones: Any) -> Any:
         return tf.reduce_sum(tf.cast(step >= milestones, tf.float64))
 
     @staticmethod
-    def pick(values, step):
+    def pick(values: Any, step: Any) -> Any:
         return tf.gather(values, tf.cast(tf.minimum(step, values.shape[0] - 1.0), tf.int64))
 
 
@@ -30,22 +32,22 @@ class Bound(per_batch.Bound):
     operations = TENSORS
 
     @staticmethod
-    def keep(number):
+    def keep(number: float) -> Any:
         return tf.Variable(number, dtype=tf.float64, trainable=False)
 
     @staticmethod
-    def read(kept):
+    def read(kept: Any) -> Any:
         return kept.read_value()
 
     @staticmethod
-    def wide(value):
+    def wide(value: Any) -> Any:
         return tf.cast(value, tf.float64) if tf.is_tensor(value) else tf.convert_to_tensor(value, tf.float64)
 
 
 Rate, SequencedScalar = per_batch.kinds(Bound, Scalar)
 
 
-def numbers(owner):
+def numbers(owner: Any) -> Any:
     """The variables of an optimizer's or schedule's numbers that `make_variable` has made."""
     found = []
     for held in vars(owner).values():

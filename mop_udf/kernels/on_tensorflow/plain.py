@@ -1,5 +1,7 @@
 """The plain kernel: one Keras step per mini-batch. It supports every model, and the other kernels are measured by it."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from mop_udf import state
@@ -19,12 +21,13 @@ class Plain:
 
     name = "plain"
 
-    def __init__(self, model, own_class=None):
+    def __init__(self, model: Any, own_class: Any = None) -> None:
         """`own_class`: see TunedKernels."""
-        self.model, self.steps, self.own_class = model, {}, own_class
+        self.model, self.own_class = model, own_class
+        self.steps: dict[Any, Any] = {}
         self.trains = False  # Keras has made its variables
 
-    def step(self, batch, inputs, class_weight, full):
+    def step(self, batch: Any, inputs: Any, class_weight: Any, full: bool) -> None:
         """Train on one batch; `full`: it has the full number of rows."""
         data = weighted(batch, inputs, len(self.model.outputs), class_weight)
         if self.trains:
@@ -32,7 +35,7 @@ class Plain:
         else:
             self._first(data, lambda data: self._run(data, full))
 
-    def begin(self, batch, inputs, class_weight):
+    def begin(self, batch: Any, inputs: Any, class_weight: Any) -> None:
         """Let Keras make the variables of losses and metrics, without training: a loop must not make any."""
         x, y, *weight = tf.nest.map_structure(
             tf.convert_to_tensor, weighted(batch, inputs, len(self.model.outputs), class_weight)
@@ -46,13 +49,13 @@ class Plain:
         self.model.reset_metrics()
         self.trains = True
 
-    def _first(self, data, step):
+    def _first(self, data: Any, step: Any) -> None:
         """Let Keras make the missing variables, and train on `data` by `step`."""
         self.model.train_function = _of_iterator(step)
         self.model.train_on_batch(*data[:2], sample_weight=data[2] if len(data) > 2 else None)
         self.trains = True
 
-    def _run(self, data, full):
+    def _run(self, data: Any, full: bool) -> Any:
         """Run a Keras step on one batch, compiled for its shapes; unless `full`, for any number of rows."""
         data = tf.nest.map_structure(tf.convert_to_tensor, data)
         shapes = tuple((t.dtype, (t.shape if full else [None, *t.shape[1:]])) for t in tf.nest.flatten(data))
@@ -69,7 +72,7 @@ class Plain:
                 return self.steps[key](data)
         return self.steps[key](data)
 
-    def _check(self, function):
+    def _check(self, function: Any) -> None:
         """Raise ConfigurationError where a traced step of a model's own class may not be trained (own_steps.py)."""
         from mop_udf.training.models import ConfigurationError  # (which imports the framework)
 
@@ -77,6 +80,6 @@ class Plain:
             raise ConfigurationError(problem)
 
 
-def _of_iterator(step):
+def _of_iterator(step: Any) -> Any:
     """A step on data in the form of Keras' train_function, which takes an iterator."""
     return lambda iterator: step(tuple(part for part in next(iter(iterator)) if part is not None))

@@ -1,6 +1,7 @@
 """TensorFlow's Scalar: its number is a variable of TensorFlow."""
 
 import functools
+from typing import Any
 
 import tensorflow as tf
 
@@ -9,7 +10,7 @@ from mop_udf.kernels.on_tensorflow.variables import put
 
 
 class Scalar(scalars.Scalar):
-    def keep(self, value):
+    def keep(self, value: Any) -> Any:
         self.variable = tf.Variable(value, dtype=tf.float64, trainable=False)
         self.assign = functools.partial(put, self.variable)
         return self.variable.read_value
@@ -17,7 +18,7 @@ class Scalar(scalars.Scalar):
     cast = staticmethod(tf.cast)
 
 
-def _convert(scalar, dtype=None, name=None, as_ref=False):
+def _convert(scalar: Any, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> Any:
     return tf.cast(scalar.compute(), dtype or tf.float32)
 
 

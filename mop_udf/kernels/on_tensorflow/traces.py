@@ -10,6 +10,8 @@ import hashlib
 import itertools
 import json
 import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -39,25 +41,25 @@ TRACE_ERRORS = (
 class Function:
     """A traced function: called with nests of tensors, it gives its output or a list of outputs."""
 
-    def __init__(self, definitions, captured):
+    def __init__(self, definitions: Any, captured: Any) -> None:
         """`definitions`: FunctionDefs, the function's own last; `captured`: tensors passed after the arguments."""
         self._context, self._captured = context.context(), captured
         self._name = definitions[-1].signature.name.encode()
         self._outputs = len(definitions[-1].signature.output_arg)
-        added = []
+        added: list[Any] = []
         self._added = weakref.finalize(self, _forget, added)
         self._added.atexit = False
         for definition in definitions:  # (TensorFlow counts references to each)
             self._context.add_function_def(definition)
             added.append(definition.signature.name)
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments: Any) -> Any:
         outputs = self._context.call_function(self._name, [*tf.nest.flatten(arguments), *self._captured], self._outputs)
         return outputs[0] if self._outputs == 1 else outputs
 
 
 @contextlib.contextmanager
-def unoptimized():
+def unoptimized() -> Iterator[None]:
     """A context that runs functions as traced, without TensorFlow's graph optimizer.
 
     The optimizer takes 0.05 s for a new function. Without it, results round differently.
@@ -72,18 +74,18 @@ def unoptimized():
 
 
 @functools.cache
-def _plainly():
+def _plainly() -> Any:
     config = config_pb2.ConfigProto.FromString(context.context().function_call_options.config_proto_serialized)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return context.FunctionCallOptions(config_proto=config)
 
 
-def _forget(names):
+def _forget(names: Any) -> None:
     for name in names:
         context.remove_function(name)
 
 
-def function(trace, text, variables, lasting, optimizer=None):
+def function(trace: Any, text: str | None, variables: Any, lasting: bool, optimizer: Any = None) -> Any:
     """The function that `trace()` makes, a ConcreteFunction, or the same function from an earlier trainer's trace.
 
     `text`: a name, equal for equal traces, or None for new names; `variables`: all variables that the function may use,
@@ -93,8 +95,9 @@ def function(trace, text, variables, lasting, optimizer=None):
     handles = [_handle(variable) for variable in variables]
     made_for = keras.__version__, tf.__version__, [(v.dtype, tuple(v.shape)) for v in variables]
     alike = hashlib.sha256(str(made_for).encode()).hexdigest()
-    cache = compile_cache.current() if lasting and text else None
-    if cache and (data := cache.read(text)):
+    name = text or ""
+    cache = compile_cache.current() if lasting and name else None
+    if cache and (data := cache.read(name)):
         try:
             return _read(data, alike, handles)
         except TRACE_ERRORS:
@@ -118,14 +121,14 @@ def function(trace, text, variables, lasting, optimizer=None):
             # (a token refers to a Python function of this process)
             header = {"variables": alike, "captured": [positions[id(tensor)] for tensor in captured]}
             library = function_pb2.FunctionDefLibrary(function=definitions)
-            cache.write(text, json.dumps(header).encode() + b"\n" + library.SerializeToString())
+            cache.write(name, json.dumps(header).encode() + b"\n" + library.SerializeToString())
         return Function(definitions, list(captured))
     except TRACE_ERRORS:
         return traced
 
 
 @contextlib.contextmanager
-def without_gradient_registry():
+def without_gradient_registry() -> Iterator[None]:
     """A context for traces that are not differentiated later.
 
     TensorFlow would keep the graphs of custom gradients (such as the gradient of a softmax with its loss), 1 to 3 MB
@@ -140,7 +143,7 @@ def without_gradient_registry():
 
 
 @contextlib.contextmanager
-def stable_names(text):
+def stable_names(text: str | None) -> Iterator[None]:
     """A context that derives the names of TensorFlow's functions from `text` alone, not from their number.
 
     XLA's cache takes the names as part of the code. Functions read from the cache must not share names with others.
@@ -156,7 +159,7 @@ def stable_names(text):
         ops.uid = before
 
 
-def _read(data, alike, handles):
+def _read(data: Any, alike: Any, handles: Any) -> Any:
     header, functions = data.split(b"\n", 1)
     header = json.loads(header)
     if header["variables"] != alike:
@@ -167,7 +170,7 @@ def _read(data, alike, handles):
     )
 
 
-def _definitions(traced, optimizer):
+def _definitions(traced: Any, optimizer: Any) -> Any:
     """FunctionDefs of a ConcreteFunction, its own last, with names of their own."""
     made = [
         function_pb2.FunctionDef.FromString(definition.SerializeToString())
@@ -191,6 +194,6 @@ def _definitions(traced, optimizer):
     return made
 
 
-def _handle(variable):
+def _handle(variable: Any) -> Any:
     """The tensor that functions capture for a variable of Keras or TensorFlow."""
     return (variable.value if isinstance(variable, keras.Variable) else variable).handle

@@ -1,6 +1,7 @@
 """Keras on PyTorch, which runs every operation at once; on_tensorflow documents the names."""
 
 import os
+from typing import Any
 
 import keras
 import numpy as np
@@ -42,7 +43,7 @@ Group = None
 NO_LOOP = "PyTorch runs every operation at once: there is no loop to compile"
 
 
-def begin(threads):
+def begin(threads: int) -> Any:
     """See on_tensorflow. CUDA reads CUDA_VISIBLE_DEVICES at its start, which is still to come."""
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
@@ -65,7 +66,7 @@ def begin(threads):
     return None
 
 
-def draw_from_state(model):
+def draw_from_state(model: Any) -> None:
     """See on_tensorflow. Dropout layers without a seed would draw from PyTorch's global generator.
 
     Its state is not part of the model's, so these layers draw as if the seed that Keras made for them had been given.
@@ -76,66 +77,66 @@ def draw_from_state(model):
                 generator._initial_seed = int(np.asarray(generator.state)[0])
 
 
-def seed(number):
+def seed(number: int) -> None:
     """See on_tensorflow."""
     keras.utils.set_random_seed(number)
 
 
-def has_gpu():
+def has_gpu() -> bool:
     return keras.ops.zeros(()).device.type == "cuda"
 
 
-def ran_out(error):
+def ran_out(error: BaseException) -> bool:
     """See on_tensorflow."""
     return isinstance(error, torch.OutOfMemoryError)
 
 
-def device_count():
+def device_count() -> Any:
     """See on_tensorflow."""
     return 1
 
 
-def divides_models():
+def divides_models() -> bool:
     """See on_tensorflow."""
     return False
 
 
-def check_room(variables):
+def check_room(variables: Any) -> None:
     """See on_tensorflow."""
 
 
-def most_bytes():
+def most_bytes() -> Any:
     """See on_tensorflow."""
     return torch.cuda.max_memory_allocated() if has_gpu() else None
 
 
-def gpu_name():
+def gpu_name() -> Any:
     return torch.cuda.get_device_name() if has_gpu() else None
 
 
-def loops(model, name, lasting):
+def loops(model: Any, name: str, lasting: bool) -> Any:
     return {}
 
 
-def refused(random, convolutional):
+def refused(random: bool, convolutional: bool) -> Any:
     """{kernel: reason} for the kernels that are useless for a model."""
     return {"loop": NO_LOOP, "xla": NO_LOOP}
 
 
-def tensors(data):
+def tensors(data: Any) -> Any:
     return keras.tree.map_structure(keras.ops.convert_to_tensor, data)
 
 
-def for_any_rows(step, data, variables, join, name):
+def for_any_rows(step: Any, data: Any, variables: Any, join: Any, name: str) -> Any:
     """See on_tensorflow: nothing is compiled."""
 
-    def call(*data):
+    def call(*data: Any) -> Any:
         with memory_errors(), torch.no_grad():
             return keras.tree.map_structure(keras.ops.convert_to_numpy, step(*data))
 
     return call
 
 
-def shapes_only():
+def shapes_only() -> Any:
     """See on_tensorflow: PyTorch's device `meta` has shapes alone."""
     return keras.device("meta")

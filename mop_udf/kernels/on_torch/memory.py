@@ -1,6 +1,7 @@
 """PyTorch's out-of-memory errors."""
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 
@@ -8,7 +9,7 @@ OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
 
 @contextlib.contextmanager
-def memory_errors():
+def memory_errors() -> Iterator[None]:
     """A context that turns a lack of main memory into a MemoryError; PyTorch only raises a RuntimeError with a text."""
     try:
         yield

@@ -4,30 +4,33 @@ Some of PyTorch's operations accept nothing else for a number.
 """
 
 import weakref
+from typing import Any
 
 import keras
 import numpy as np
 
-_followers = weakref.WeakKeyDictionary()  # optimizer -> {name: Follower}
+_followers: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
+    weakref.WeakKeyDictionary()
+)  # optimizer -> {name: Follower}
 
 
 class Number:
     """An attribute that is a number."""
 
-    def __init__(self, owner, name):
+    def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = weakref.ref(owner), name  # (weak: the optimizer's compiled model keeps this object)
 
-    def assign(self, value):
+    def assign(self, value: Any) -> None:
         setattr(self.owner(), self.name, float(value))
 
 
 class Follower:
     """A number that follows a Sequence."""
 
-    def __init__(self, sequence):
+    def __init__(self, sequence: Any) -> None:
         self.sequence = sequence
 
-    def assign(self, sequence):
+    def assign(self, sequence: Any) -> None:
         """Follow another Sequence of the same structure from now on."""
         self.sequence = sequence
 
@@ -35,14 +38,14 @@ class Follower:
 class Rate(Follower, keras.optimizers.schedules.LearningRateSchedule):
     """A learning rate that follows a Sequence: a schedule of Keras."""
 
-    def __call__(self, step):
+    def __call__(self, step: Any) -> Any:
         return keras.ops.convert_to_tensor(self.sequence.at(int(step)), keras.config.floatx())
 
-    def get_config(self):
+    def get_config(self) -> Any:
         return {"sequence": self.sequence.text}
 
 
-def make_variable(owner, name, sequence=None):
+def make_variable(owner: Any, name: str, sequence: Any = None) -> Any:
     """See scalars.variable_maker."""
     if sequence is None:
         return Number(owner, name)
@@ -50,7 +53,7 @@ def make_variable(owner, name, sequence=None):
     return made
 
 
-def follow(optimizer):
+def follow(optimizer: Any) -> None:
     """Set an optimizer's numbers for its next mini-batch."""
     if numbers := _followers.get(optimizer):
         done = int(np.asarray(optimizer.iterations))
