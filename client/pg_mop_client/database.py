@@ -20,10 +20,10 @@ from pg_mop_client.errors import ClientError, LostError, ServerError
 OLDEST = (0, 4)  # the oldest version of the extension that this client can use
 
 # an SQLAlchemy engine or URL, a URI, or libpq's parameters
-Target = sqlalchemy.Engine | sqlalchemy.URL | str
+Where = sqlalchemy.Engine | sqlalchemy.URL | str
 
 
-def make_engine(where: Target = "") -> sqlalchemy.Engine:
+def make_engine(where: Where = "") -> sqlalchemy.Engine:
     """An SQLAlchemy engine for a URI or libpq's parameters ('': from the environment), or for the given engine.
 
     Its connections commit each statement. Raises ClientError for an engine with another driver than psycopg2, for a

@@ -8,7 +8,7 @@ from typing import Any
 from pg_mop_client.errors import needed
 
 
-class Plan(str):
+class CallPlan(str):
     """The text of a plan. `data` is the plan as JSON has it, and `plot` draws the sessions of the simulated run.
 
     The data are made by the server when they are first needed: it plans the call once more.
@@ -17,7 +17,7 @@ class Plan(str):
     _fetch: Callable[[], dict[str, Any]]
     _data: dict[str, Any] | None
 
-    def __new__(cls, text: str, fetch: Callable[[], dict[str, Any]]) -> Plan:
+    def __new__(cls, text: str, fetch: Callable[[], dict[str, Any]]) -> CallPlan:
         """`fetch`: gives the plan of the same call as JSON has it."""
         made = super().__new__(cls, text)
         made._fetch, made._data = fetch, None

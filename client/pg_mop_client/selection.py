@@ -12,7 +12,7 @@ import sqlalchemy
 
 from pg_mop_client import packing, reading, tables
 from pg_mop_client.database import (
-    Target,
+    Where,
     connected,
     exists,
     frame,
@@ -25,7 +25,7 @@ from pg_mop_client.database import (
 )
 from pg_mop_client.errors import ClientError
 from pg_mop_client.model import Model
-from pg_mop_client.plan import Plan
+from pg_mop_client.plan import CallPlan
 from pg_mop_client.run import CAP, Run
 from pg_mop_client.server import Server
 from pg_mop_client.spaces import ServerSpace
@@ -58,7 +58,7 @@ class Selection(Server):
     setting.
     """
 
-    def __init__(self, where: Target = "", schema: str | None = None, progress: bool = True, **settings: Any) -> None:
+    def __init__(self, where: Where = "", schema: str | None = None, progress: bool = True, **settings: Any) -> None:
         self.progress = progress
         super().__init__(where, schema, settings)
 
@@ -108,7 +108,7 @@ class Selection(Server):
             **more,
         )
 
-    def explain(self, call: str, /, *arguments: Any, **named: Any) -> Plan:
+    def explain(self, call: str, /, *arguments: Any, **named: Any) -> CallPlan:
         """The plan and the expected time of a call that trains, by mop_explain: a text that can be plotted. Nothing is trained.
 
         `call`: SQL, or the name of a function, with its arguments: explain("mop_search", train, "found", "nets", space).
@@ -124,8 +124,8 @@ class Selection(Server):
         given += [f"{quote(name)} => {literal(value)}" for name, value in named.items()]
         return self._plan(f"SELECT {quote(self.schema)}.{quote(call)}({', '.join(given)})")
 
-    def _plan(self, call: str) -> Plan:
-        return Plan(str(self.mop_explain(call)), lambda: json.loads(str(self.mop_explain(call, "json"))))
+    def _plan(self, call: str) -> CallPlan:
+        return CallPlan(str(self.mop_explain(call)), lambda: json.loads(str(self.mop_explain(call, "json"))))
 
     def run(self, run_id: int | None = None) -> Run:
         """A run that the role may see; None: the run of this Selection's last call, else the latest run.

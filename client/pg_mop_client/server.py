@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy
 
 from pg_mop_client.calling import Calls
-from pg_mop_client.database import Target, connected, find_extension, make_engine
+from pg_mop_client.database import Where, connected, find_extension, make_engine
 from pg_mop_client.errors import ServerError
 from pg_mop_client.functions import methods
 
@@ -27,7 +27,7 @@ class Server(ABC):
 
         def __getattr__(self, name: str) -> Callable[..., Any]: ...
 
-    def __init__(self, where: Target, schema: str | None, settings: Mapping[str, Any]) -> None:
+    def __init__(self, where: Where, schema: str | None, settings: Mapping[str, Any]) -> None:
         """`where`: an SQLAlchemy engine, a URI, or libpq's parameters; `schema`: the required schema of the extension.
         Raises ClientError if the extension is missing, too old, in another schema, or not granted to the role."""
         self.engine = make_engine(where)

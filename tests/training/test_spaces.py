@@ -57,6 +57,6 @@ def test_what_is_refused_keras_refuses_too():
     for models in cases:
         assert models.member(0).misfit
         planned = models.bases[0]
-        built = planned.plan.build(Graph(planned.checked), models.member(0).chosen)
+        built = planned.variations.build(Graph(planned.checked), models.member(0).chosen)
         with pytest.raises(ValueError):
             keras.models.model_from_json(json.dumps(built.architecture()))

@@ -21,7 +21,7 @@ from pg_mop.schedule.packing import Packing
 from pg_mop.schedule.predicted import Load, Prediction
 from pg_mop.schedule.simulator import Visit, makespan, simulate
 from pg_mop.schedule.unit import Unit, Worker
-from pg_mop.schedule.unit_batches import Steps, UnitBatches, units_of
+from pg_mop.schedule.unit_batches import CommandSteps, UnitBatches, units_of
 
 MOST_UNITS = 2000  # of a plan that is simulated
 IDLE = 0.1  # of the makespan: shorter idle times at the end are not told
@@ -34,7 +34,7 @@ class _Counting(UnitBatches):
 
     commands = chained = grouped = 0
 
-    def choose(self, worker: Worker) -> Steps:
+    def choose(self, worker: Worker) -> CommandSteps:
         steps = super().choose(worker)
         if steps:
             self.commands += 1

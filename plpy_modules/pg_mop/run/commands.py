@@ -12,17 +12,17 @@ from pg_mop.call.servers import Server
 from pg_mop.run.attempt import Attempt, State
 from pg_mop.run.run import Run
 from pg_mop.schedule.board import Unit
-from pg_mop.schedule.unit_batches import Steps, units_of
+from pg_mop.schedule.unit_batches import CommandSteps, units_of
 
 AttemptSteps = list[list[Attempt | None]]  # attempts at the units of a command's steps
 
 
-def attempts_at(run: Run, steps: Steps, server: str | None) -> AttemptSteps:
+def attempts_at(run: Run, steps: CommandSteps, server: str | None) -> AttemptSteps:
     """New attempts at the units of a command, on a server."""
     return [[None if unit is None else _attempt(run, unit, server, steps) for unit in step] for step in steps]
 
 
-def _attempt(run: Run, unit: Unit, server: str | None, steps: Steps) -> Attempt:
+def _attempt(run: Run, unit: Unit, server: str | None, steps: CommandSteps) -> Attempt:
     """The next attempt at a unit, on a server, in a command with these steps."""
     before = run.attempts.get(unit)
     attempt = before.next() if before else Attempt(unit, run.begun_before.get(unit, 0) + 1)
@@ -45,7 +45,7 @@ def _attempt(run: Run, unit: Unit, server: str | None, steps: Steps) -> Attempt:
 
 
 def command_of(
-    run: Run, server: Server, worker: int, steps: Steps, attempts: AttemptSteps, threads: int | None, parts: int
+    run: Run, server: Server, worker: int, steps: CommandSteps, attempts: AttemptSteps, threads: int | None, parts: int
 ) -> UnitSpec:
     """The unit spec of a command, with its attempts. `threads`: of the worker's trainer; `parts`: of its device."""
     spec = run.unit_specs.describe(steps, worker, threads, parts, server.run_id, server.catalog.fencing_token)

@@ -37,8 +37,7 @@ from pg_mop.run.runs_beside import RunsBeside
 from pg_mop.run.transfers import NotCarried, Transfers
 from pg_mop.run.workers import Workers
 from pg_mop.schedule.board import Unit
-from pg_mop.schedule.unit_batches import Steps as UnitSteps
-from pg_mop.schedule.unit_batches import UnitBatches, units_of
+from pg_mop.schedule.unit_batches import CommandSteps, UnitBatches, units_of
 from pg_mop.schedule.units_left import UnitsLeft
 
 LOOK_SECONDS = 0.5  # between two looks at control requests, other servers and the number of sessions
@@ -245,7 +244,7 @@ class Executor:
             specs.functions_of(stage.number) == specs.functions_of(child.number)
         )
 
-    def _start(self, session: WorkerSession, steps: UnitSteps, threads: int | None) -> None:
+    def _start(self, session: WorkerSession, steps: CommandSteps, threads: int | None) -> None:
         """Begin attempts at units that go as one command, or carry their states first. `threads`: of the trainer."""
         run, worker = self.run, session.worker
         units = units_of(steps[:1])

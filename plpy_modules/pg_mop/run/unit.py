@@ -29,7 +29,7 @@ from pg_mop.backend.quoting import finite_json, quote_identifier
 from pg_mop.backend.trainers import put_state, trainer_at
 from pg_mop.inference.model import Model
 
-Steps = Generator[Query, Any, Any]  # yields queries, is sent their rows
+Queries = Generator[Query, Any, Any]  # yields queries, is sent their rows
 Part = tuple[int, bytes]  # (stage, a part of its state)
 # of a model in a chain: what may differ from the step before
 CHANGES = ("stage", "iteration", "epochs", "kernel", "net", "passes_left", "run_passes_left")
@@ -119,7 +119,7 @@ class _Work:
         self.segments: dict[int, SegmentSpec] = {spec.segment: spec for spec in (*unit.segments, unit)}
         self.train = unit.kind == "train"
 
-    def run(self) -> Steps:
+    def run(self) -> Queries:
         unit = self.unit
         began = time.monotonic()
         # a capability token is good for the whole transaction
@@ -154,7 +154,7 @@ class _Work:
         told: Sequence[UnitModel],
         objects: Sequence[dict[str, bytes]],
         began: float,
-    ) -> Steps:
+    ) -> Queries:
         """Train or evaluate models in one pass over the segment's rows. `told`: the models, as the trainer is told of them;
         `objects`: custom functions of each."""
         unit, trainer = self.unit, self.trainer
@@ -177,7 +177,7 @@ class _Work:
 
     def chain(
         self, header: UnitHeader, told: Sequence[UnitModel], objects: Sequence[dict[str, bytes]], began: float
-    ) -> Steps:
+    ) -> Queries:
         """Train the models of a chain; the arguments are as in `batch`, of the first step."""
         unit, trainer, last = self.unit, self.trainer, list(self.models)
         for _, models in unit.steps():
@@ -216,7 +216,7 @@ class _Work:
             if model is not None
         ]
 
-    def predict(self, request: dict[str, Any], model: UnitModel) -> Steps:
+    def predict(self, request: dict[str, Any], model: UnitModel) -> Queries:
         """Write the predictions for a partition of raw rows, in parts, under stage 0 and the partition's number."""
         # imported here: sessions that only train do not need numpy
         from pg_mop.inference.prediction import Choice, Predictor, Reader, in_pieces, predictions
@@ -253,7 +253,7 @@ class _Work:
             self.plpy, f"{problem.message}{problem.hint and f' ({problem.hint})' or ''}", aggregate.CONFIGURATION_FAILED
         )
 
-    def check_rows(self, segment: SegmentSpec) -> Steps:
+    def check_rows(self, segment: SegmentSpec) -> Queries:
         """A segment must hold the rows of the run's beginning."""
         if (yield Query(segment.fingerprint_sql))[0]["fingerprint"] != segment.fingerprint:
             raise_error(
@@ -262,7 +262,7 @@ class _Work:
                 aggregate.SOURCE_CHANGED,
             )
 
-    def take(self) -> Steps:
+    def take(self) -> Queries:
         """Read the rows of all stages from the catalog, and lock those that will be trained."""
         first: dict[int, int] = {}  # stage -> the version of its first unit
         for _, models in self.unit.steps():
@@ -332,7 +332,7 @@ class _Work:
             stages.update(model.stage for model in step.models if model is not None)
             yield {**self.segments[step.segment].trainer_rows().to_json(), "models": models}
 
-    def states(self, models: Sequence[ModelSpec]) -> Steps:
+    def states(self, models: Sequence[ModelSpec]) -> Queries:
         """The parts of the models' states, then the parts of the states of other replicas, if any: an iterator of Parts.
 
         A replica begins with the average of the states that all replicas had after the iteration before.
@@ -380,7 +380,7 @@ class _Work:
                 ]
             }
 
-    def score(self, stages: list[int], sums: Sequence[Sequence[float]]) -> Steps:
+    def score(self, stages: list[int], sums: Sequence[Sequence[float]]) -> Queries:
         """Add the sums of evaluations, one list for each stage, to those of the other segments. The last segment writes
         the loss and the metrics of the stage.
 
@@ -443,7 +443,7 @@ class _Work:
             ),
         )
 
-    def finish(self) -> Steps:
+    def finish(self) -> Queries:
         """Write the models' results, and the sizes of their new states, into their units' rows."""
         threads = self.trainer.threads(self.unit.options)
         results = [

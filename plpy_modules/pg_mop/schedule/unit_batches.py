@@ -38,7 +38,7 @@ from pg_mop.schedule.board import Board
 from pg_mop.schedule.unit import SegmentNumber, Unit, Worker
 
 Step = list[Unit | None]
-Steps = list[Step]  # see UnitBatches.choose
+CommandSteps = list[Step]  # see UnitBatches.choose
 
 SECONDS = SHORT  # of a training batch, about: fixed costs hardly matter beside it, and no stage waits long for others
 MOST = 16  # units of a training batch
@@ -100,7 +100,7 @@ class UnitBatches:
         self.ended, self.total = 0, 0.0  # training units, and the sum of their seconds
         self.slowdown: float | None = None  # least ratio of measured seconds to those expected from earlier runs
 
-    def choose(self, worker: Worker) -> Steps:
+    def choose(self, worker: Worker) -> CommandSteps:
         """The units to do now on an idle worker, marked as running on the board; []: leave the worker idle.
 
         The steps of the command, each on one segment: the units of a batch, by stage, and the units of a chain's further
@@ -116,7 +116,7 @@ class UnitBatches:
                 self.board.start(each)
             return [[*sorted(units, key=lambda u: u.stage)]]
         units = sorted(self._trainings(worker, unit), key=lambda u: u.stage)
-        steps: Steps = [[*units], *self._chain(worker, units)]
+        steps: CommandSteps = [[*units], *self._chain(worker, units)]
         all_units = units_of(steps)
         seconds = [self._estimate(unit) for unit in all_units]
         mean = sum(seconds) / len(seconds)
@@ -194,9 +194,9 @@ class UnitBatches:
         return units
 
     # --- chains ---------------------------------------------------------------------------------------------------
-    def _chain(self, worker: Worker, first: list[Unit]) -> Steps:
+    def _chain(self, worker: Worker, first: list[Unit]) -> CommandSteps:
         """The further steps of a chain that begins with a unit batch, marked as running on the board."""
-        steps: Steps = []
+        steps: CommandSteps = []
         if not self.chain_seconds or not self.scheduler.BATCHES or any(unit in self.single for unit in first):
             return steps
         # (a unit on a copy is done for another worker, and ends here)

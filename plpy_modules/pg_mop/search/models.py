@@ -78,7 +78,7 @@ class ModelChoices:
         """The coordinates of all members, by number."""
         for at, planned in enumerate(self.space.bases):
             names = {point.name: self.by_point[point].name for point in self.space.points(planned.base.model_id)}
-            for chosen in planned.plan.choices.all():
+            for chosen in planned.variations.choices.all():
                 yield {self.base.name: at, **{names[name]: option for name, option in chosen.items()}}
 
     def own(self, place: Mapping[str, Coordinate]) -> Place:

@@ -2,11 +2,11 @@
 
 ModelSpace(bases, mutators) -> size, member(number), sample(count, seed).
 
-A space is text: base models and mutators, as JSON (`spaces/reading.py`). `Plan` (`spaces/mutators.py`) finds all matches once
-for each base model, in a template graph that has every layer that a choice may add. The result is a forest of choice points:
-a point is open always, or for some options of one other point. So a product of sums counts the members exactly, and
-mixed-radix digits number them (`spaces/choices.py`), with whole numbers of any length and without a list. What would depend
-on two points at once is refused, because such points have no product.
+A space is text: base models and mutators, as JSON (`spaces/reading.py`). `Variations` (`spaces/mutators.py`) finds all
+matches once for each base model, in a template graph that has every layer that a choice may add. The result is a forest of
+choice points: a point is open always, or for some options of one other point. So a product of sums counts the members
+exactly, and mixed-radix digits number them (`spaces/choices.py`), with whole numbers of any length and without a list. What
+would depend on two points at once is refused, because such points have no product.
 
 A member is made by steps on a copy of the base model's graph (`spaces/graph.py`), whose primitives are recorded; then
 `spaces/fitting.py` computes its shapes with the arithmetic of EXPLAIN (`plan/shapes.py`), and

@@ -17,7 +17,7 @@ from pg_mop.spaces.choices import Chosen, Point
 from pg_mop.spaces.custom import NONE, CustomLayers
 from pg_mop.spaces.fitting import PROJECT, fit
 from pg_mop.spaces.graph import Graph
-from pg_mop.spaces.mutators import Plan
+from pg_mop.spaces.mutators import Variations
 from pg_mop.spaces.reading import SpaceError, check_text, read
 
 ADAPTS = (None, PROJECT)
@@ -57,12 +57,12 @@ class Member:
 
 
 @dataclass
-class _Planned:
-    """A base model with its plan. `first`: the number of its first member; `outputs`: the shapes of its outputs."""
+class _Varied:
+    """A base model with its variations. `first`: the number of its first member; `outputs`: the shapes of its outputs."""
 
     base: Base
     checked: dict[str, Any]
-    plan: Plan
+    variations: Variations
     outputs: list[Shape]
     first: int = 0
 
@@ -119,22 +119,22 @@ class ModelSpace:
         self._check_matches()
         self._check_ends()
         self.size = 0
-        for planned in self.bases:
-            planned.first = self.size
-            self.size += planned.plan.choices.size
+        for varied in self.bases:
+            varied.first = self.size
+            self.size += varied.variations.choices.size
         facts: list[Any] = [[[base.model_id, base.architecture] for base in bases], mutators, adapt]
         if custom:
             facts += [custom.names, custom.told]
         self.digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def _planned(self, base: Base) -> _Planned:
+    def _planned(self, base: Base) -> _Varied:
         self.check()
         try:
             checked = self._checked(base.architecture)
             check_text(checked)
             outputs = fit(Graph(checked), self.adapt, self.custom)
-            plan = Plan(Graph(checked), base.model_id, self.mutators, self.check, self.custom)
-            return _Planned(base, checked, plan, outputs)
+            variations = Variations(Graph(checked), base.model_id, self.mutators, self.check, self.custom)
+            return _Varied(base, checked, variations, outputs)
         except (ArchitectureError, Misfit) as error:
             raise SpaceError(f"base model {base.model_id} cannot be used: {error}") from None
 
@@ -143,21 +143,21 @@ class ModelSpace:
         return check(architecture, custom=self.custom.names, custom_models={})
 
     def _check_matches(self) -> None:
-        matched = set().union(*(planned.plan.matched for planned in self.bases))
+        matched = set().union(*(varied.variations.matched for varied in self.bases))
         idle = next((mutator for mutator in self.mutators if mutator.number not in matched), None)
         if idle is not None:
-            plan = self.bases[0].plan
-            names = ", ".join(f"{slot.name} ({slot.class_name})" for slot in plan.slots[:20])
+            variations = self.bases[0].variations
+            names = ", ".join(f"{slot.name} ({slot.class_name})" for slot in variations.slots[:20])
             raise SpaceError(
                 f"mutator {idle.number} ({idle.change}) matches no layer: {idle.match}",
-                f"Model {plan.model_id} has {names}.",
+                f"Model {variations.model_id} has {names}.",
             )
 
     def _check_ends(self) -> None:
         """Raises SpaceError where base models have different inputs or outputs."""
         first = self.bases[0]
         for other in self.bases[1:]:
-            shapes = [input_shapes(planned.checked) for planned in (first, other)]
+            shapes = [input_shapes(varied.checked) for varied in (first, other)]
             if shapes[0] != shapes[1]:
                 raise SpaceError(
                     f"the base models have no common input: {first.base.model_id} takes {_show(shapes[0])}, "
@@ -176,25 +176,25 @@ class ModelSpace:
         """The member of a number from 0 to size - 1. Raises SpaceError for another number."""
         if not 0 <= number < self.size:
             raise SpaceError(f"there is no member {digits(number)}: the space has {digits(self.size)}, from 0")
-        planned = next(planned for planned in reversed(self.bases) if planned.first <= number)
-        return self._made(planned, planned.plan.choices.chosen(number - planned.first), number)
+        varied = next(varied for varied in reversed(self.bases) if varied.first <= number)
+        return self._made(varied, varied.variations.choices.chosen(number - varied.first), number)
 
     def of_choices(self, model_id: int, chosen: Mapping[str, int]) -> Member:
         """The member of a base model with these choices, by index."""
-        planned = self._base(model_id)
-        return self._made(planned, chosen, planned.first + planned.plan.choices.number(chosen))
+        varied = self._base(model_id)
+        return self._made(varied, chosen, varied.first + varied.variations.choices.number(chosen))
 
     def points(self, model_id: int) -> list[Point]:
         """The choice points of a base model, each after its parent."""
-        return self._base(model_id).plan.choices.points
+        return self._base(model_id).variations.choices.points
 
     def size_of(self, model_id: int) -> int:
         """The number of members of a base model."""
-        return self._base(model_id).plan.choices.size
+        return self._base(model_id).variations.choices.size
 
     def walk(self, model_id: int, choose: Callable[[Point], int]) -> Chosen:
         """The choices of a member, as `choose` gives them for each open point."""
-        return self._base(model_id).plan.choices.walk(choose)
+        return self._base(model_id).variations.choices.walk(choose)
 
     def members(self) -> Iterator[Member]:
         """All members, by number."""
@@ -254,18 +254,18 @@ class ModelSpace:
             )
         return found
 
-    def _base(self, model_id: int) -> _Planned:
-        return next(planned for planned in self.bases if planned.base.model_id == model_id)
+    def _base(self, model_id: int) -> _Varied:
+        return next(varied for varied in self.bases if varied.base.model_id == model_id)
 
-    def _made(self, planned: _Planned, chosen: Mapping[str, int], number: int) -> Member:
+    def _made(self, varied: _Varied, chosen: Mapping[str, int], number: int) -> Member:
         self.check()
-        options = {point.name: point.options for point in planned.plan.choices.points}
+        options = {point.name: point.options for point in varied.variations.choices.points}
         choices = {name: options[name][at] for name, at in chosen.items()}
-        graph, text, misfit, parameters = Graph(planned.checked), None, None, None
+        graph, text, misfit, parameters = Graph(varied.checked), None, None, None
         try:
-            planned.plan.build(graph, chosen)
+            varied.variations.build(graph, chosen)
             outputs = fit(graph, self.adapt, self.custom)
-            for given, wanted in zip(outputs, planned.outputs):
+            for given, wanted in zip(outputs, varied.outputs):
                 if given is not None and wanted is not None and given != wanted:
                     raise Misfit(f"an output has shape {_show([given])}, that of the base model {_show([wanted])}")
             checked = self._checked(graph.architecture())
@@ -276,7 +276,7 @@ class ModelSpace:
             parameters = None if counted is None or counted.unknown else counted.parameters
         except (ArchitectureError, Misfit) as error:
             misfit = str(error)
-        return Member(number, planned.base.model_id, choices, dict(chosen), graph.record, text, misfit, parameters)
+        return Member(number, varied.base.model_id, choices, dict(chosen), graph.record, text, misfit, parameters)
 
 
 def _show(shapes: Sequence[Any]) -> str:

@@ -21,7 +21,7 @@ from pg_mop.spaces.choices import ALWAYS, Chosen, Condition, Point, Points, eith
 from pg_mop.spaces.custom import NONE, CustomLayers
 from pg_mop.spaces.graph import LISTS, Graph
 from pg_mop.spaces.reading import MOST_OPTIONS, Mutator, SpaceError, checked_layer
-from pg_mop.spaces.steps import Slot, Step, Target, inserting, lead, put_beside, replacing
+from pg_mop.spaces.steps import Change, MatchedLayer, Slot, inserting, lead, put_beside, replacing
 
 MOST_POINTS = 2000  # of a base model
 MOST_LAYERS = 2000  # of a member
@@ -29,7 +29,7 @@ MOST_SLOTS = 20_000  # layers that members may have, over all choices
 MOST_DEPTH = 100  # of points, each open for options of the one before
 
 
-class Plan:
+class Variations:
     """The choice points and steps of a base model under mutators. `matched`: numbers of the mutators that match a layer."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Plan:
         self._numbers: dict[str, int] = {}  # a name that was wanted -> the last number that it got
         self.graph, self.model_id = base, model_id
         self.points: list[Point] = []
-        self.steps: list[Step] = []
+        self.steps: list[Change] = []
         self.matched: set[int] = set()
         self.names = set(base.layers)
         self.taken: set[str] = set()  # names of points
@@ -68,7 +68,7 @@ class Plan:
         if not targets:
             return
         self.matched.add(mutator.number)
-        own: Callable[[Mutator, list[Target]], None] = getattr(self, f"_{mutator.change}")
+        own: Callable[[Mutator, list[MatchedLayer]], None] = getattr(self, f"_{mutator.change}")
         self._check_growth(mutator, targets)
         if mutator.together:
             own(mutator, targets)
@@ -82,8 +82,8 @@ class Plan:
                 own(mutator, [self._target(mutator, name, slots)])
                 self._check_size()
 
-    def _check_growth(self, mutator: Mutator, targets: Sequence[Target]) -> None:
-        """Raises SpaceError, before any work, where a mutator's layers make a plan too large."""
+    def _check_growth(self, mutator: Mutator, targets: Sequence[MatchedLayer]) -> None:
+        """Raises SpaceError, before any work, where a mutator's layers make a space too large."""
         if mutator.change == "cell":
             longest = max(len(layers) for layers in mutator.options)
             of_node = mutator.inputs * longest + (mutator.inputs > 1)
@@ -95,7 +95,7 @@ class Plan:
             self._check_size(len(targets) * sum(sizes) - gone, len(targets) * max(grown, 0))
 
     def _check_size(self, more_slots: int = 0, more_layers: int = 0) -> None:
-        """Raises SpaceError for a plan that is too large, with so many more slots, and layers of the template graph."""
+        """Raises SpaceError for a space that is too large, with so many more slots, and layers of the template graph."""
         if len(self.points) > MOST_POINTS:
             raise SpaceError(f"model_id {self.model_id} has more than {MOST_POINTS} choice points")
         if len(self.slots) + more_slots > MOST_SLOTS:
@@ -103,14 +103,14 @@ class Plan:
         if len(self.graph.layers) + more_layers > MOST_LAYERS:
             raise SpaceError(f"members of model_id {self.model_id} may have more than {MOST_LAYERS} layers")
 
-    def _targets(self, mutator: Mutator, match: Any) -> list[Target]:
+    def _targets(self, mutator: Mutator, match: Any) -> list[MatchedLayer]:
         found: dict[str, list[Slot]] = {}
         for slot in self.slots:
             if match.fits(slot.name, slot.class_name):
                 found.setdefault(slot.name, []).append(slot)
         return [self._target(mutator, name, found[name]) for name in match.at(list(found))]
 
-    def _target(self, mutator: Mutator, name: str, slots: list[Slot]) -> Target:
+    def _target(self, mutator: Mutator, name: str, slots: list[Slot]) -> MatchedLayer:
         """A layer that a mutator changes; `slots`: those of its name. Raises SpaceError where it cannot be changed."""
         condition = either([slot.condition for slot in slots])
         if any(slot.in_cell for slot in slots):
@@ -120,9 +120,9 @@ class Plan:
                 f"mutator {mutator.number} matches layer {name!r}, which depends on two choices at once",
                 "Put the mutator before the one that repeats the layer: its choice is that of all copies.",
             )
-        return Target(name, condition, slots)
+        return MatchedLayer(name, condition, slots)
 
-    def _point(self, mutator: Mutator, targets: Sequence[Target], what: str, options: Sequence[Any]) -> Point:
+    def _point(self, mutator: Mutator, targets: Sequence[MatchedLayer], what: str, options: Sequence[Any]) -> Point:
         """A new choice point for layers. `what`: its name, where the mutator gives none."""
         conditions = {target.condition for target in targets}
         condition = conditions.pop() if len(conditions) == 1 else ALWAYS
@@ -159,7 +159,7 @@ class Plan:
         return made
 
     # --- changes -------------------------------------------------------------------------------------
-    def _value(self, mutator: Mutator, targets: list[Target]) -> None:
+    def _value(self, mutator: Mutator, targets: list[MatchedLayer]) -> None:
         argument = mutator.argument
         for slot in (slot for target in targets for slot in target.slots):
             if argument in slot.chosen:
@@ -198,7 +198,7 @@ class Plan:
         """The values of all `value` mutators, as the allow-list writes them."""
         return [value for values in self._checked.values() for value in values]
 
-    def _checked_values(self, mutator: Mutator, target: Target) -> list[Any]:
+    def _checked_values(self, mutator: Mutator, target: MatchedLayer) -> list[Any]:
         """The mutator's values, as the allow-list writes them, checked for each class that the layer may have."""
         made = list(mutator.options)
         for class_name in dict.fromkeys(slot.class_name for slot in target.slots):
@@ -216,7 +216,7 @@ class Plan:
             made = self._checked[mutator.number, class_name]
         return made
 
-    def _layer(self, mutator: Mutator, targets: list[Target]) -> None:
+    def _layer(self, mutator: Mutator, targets: list[MatchedLayer]) -> None:
         where = targets[0].name if not mutator.together else str(mutator.match)
         point = self._point(mutator, targets, where, mutator.written)
         for target in targets:
@@ -227,7 +227,9 @@ class Plan:
 
     _remove = _layer
 
-    def _offer(self, target: Target, point: Point, options: Sequence[Any], names: Sequence[Sequence[str]]) -> None:
+    def _offer(
+        self, target: MatchedLayer, point: Point, options: Sequence[Any], names: Sequence[Sequence[str]]
+    ) -> None:
         """Put the layers of a layer choice among the slots, in the place of the target's."""
         kept = frozenset(at for at, option in enumerate(options) if option is None)
         entangled = target.condition != opened(point)
@@ -262,7 +264,7 @@ class Plan:
         self.slots[first:first] = made
         self.slots = [slot for slot in self.slots if not any(slot is old for old in target.slots)]
 
-    def _insert(self, mutator: Mutator, targets: list[Target]) -> None:
+    def _insert(self, mutator: Mutator, targets: list[MatchedLayer]) -> None:
         word, options = "before" if mutator.before else "after", mutator.options
         where = targets[0].name if not mutator.together else str(mutator.match)
         point = self._point(mutator, targets, f"{word} {where}", mutator.written)
@@ -296,7 +298,7 @@ class Plan:
                 )
         return made
 
-    def _repeat(self, mutator: Mutator, targets: list[Target]) -> None:
+    def _repeat(self, mutator: Mutator, targets: list[MatchedLayer]) -> None:
         (target,) = targets
         ends = [target] if mutator.to is None else self._targets(mutator, mutator.to)
         reached = self.graph.after(target.slots[0].anchor)
@@ -355,7 +357,7 @@ class Plan:
 
         self.steps.append(step)
 
-    def _inputs(self, mutator: Mutator, targets: list[Target]) -> None:
+    def _inputs(self, mutator: Mutator, targets: list[MatchedLayer]) -> None:
         (target,) = targets
         name, anchor = target.name, target.slots[0].anchor
         every = [slot.name for slot in self.slots] + [n for n in self.graph.layers if not self.graph.is_layer(n)]
@@ -396,7 +398,7 @@ class Plan:
 
         self.steps.append(step)
 
-    def _cell(self, mutator: Mutator, targets: list[Target]) -> None:
+    def _cell(self, mutator: Mutator, targets: list[MatchedLayer]) -> None:
         (target,) = targets
         self.graph.input_of(target.slots[0].anchor)
         cell = Cell(mutator, target.name, self.free)

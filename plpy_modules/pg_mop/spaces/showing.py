@@ -8,8 +8,8 @@ from typing import Any
 
 from pg_mop.spaces.choices import Point
 from pg_mop.spaces.graph import Graph
-from pg_mop.spaces.model_space import ModelSpace, Sampled, _Planned, digits
-from pg_mop.spaces.mutators import Plan
+from pg_mop.spaces.model_space import ModelSpace, Sampled, _Varied, digits
+from pg_mop.spaces.mutators import Variations
 
 MOST_WIDTH = 60  # characters of an option's text
 MOST_SHOWN = 8  # options of a point
@@ -32,7 +32,7 @@ def data(space: ModelSpace, looked: Sampled) -> dict[str, Any]:
         "members": _exact(space.size),
         "adapt": space.adapt,
         "looked": {"tried": looked.tried, "fitting": looked.fitting, "refused": looked.refused},
-        "models": [_model(planned) for planned in space.bases],
+        "models": [_model(varied) for varied in space.bases],
     }
 
 
@@ -40,13 +40,15 @@ def _exact(number: int) -> str:
     return str(number) if number.bit_length() < 13_000 else digits(number)
 
 
-def _model(planned: _Planned) -> dict[str, Any]:
-    plan, graph = planned.plan, Graph(planned.checked)
-    points = [one for point in plan.choices.points if point.parent is None for one in _points(point, plan, 0)]
+def _model(varied: _Varied) -> dict[str, Any]:
+    variations, graph = varied.variations, Graph(varied.checked)
+    points = [
+        one for point in variations.choices.points if point.parent is None for one in _points(point, variations, 0)
+    ]
     return {
-        "model_id": planned.base.model_id,
-        "name": planned.base.name,
-        "members": _exact(plan.choices.size),
+        "model_id": varied.base.model_id,
+        "name": varied.base.name,
+        "members": _exact(variations.choices.size),
         "layers": [
             {"name": name, "class": graph.layers[name]["class_name"], "from": graph.sources(name)}
             for name in graph.order()
@@ -55,8 +57,8 @@ def _model(planned: _Planned) -> dict[str, Any]:
     }
 
 
-def _points(point: Point, plan: Plan, depth: int, layer: str | None = None) -> Iterator[dict[str, Any]]:
-    layer, parent = layer or plan.shown_at.get(point.name), point.parent
+def _points(point: Point, variations: Variations, depth: int, layer: str | None = None) -> Iterator[dict[str, Any]]:
+    layer, parent = layer or variations.shown_at.get(point.name), point.parent
     when = parent and " | ".join(_option(parent.options[option]) for option in sorted(point.when)[:MOST_SHOWN])
     yield {
         "name": point.name,
@@ -68,7 +70,7 @@ def _points(point: Point, plan: Plan, depth: int, layer: str | None = None) -> I
         "when": when,
     }
     for child in point.children:
-        yield from _points(child, plan, depth + 1, layer)
+        yield from _points(child, variations, depth + 1, layer)
 
 
 def _lines(space: ModelSpace, looked: Sampled) -> Iterator[str]:
@@ -80,23 +82,24 @@ def _lines(space: ModelSpace, looked: Sampled) -> Iterator[str]:
     yield f"{fitting} of {'all ' if whole else ''}{looked.tried} members looked at fit together"
     for reason, times in sorted(looked.refused.items(), key=lambda item: (-item[1], item[0]))[:5]:
         yield f"  {times} do not: {reason}"
-    for planned in space.bases:
+    for varied in space.bases:
         yield ""
-        yield from _base(planned)
+        yield from _base(varied)
 
 
-def _base(planned: _Planned) -> Iterator[str]:
-    plan, graph = planned.plan, Graph(planned.checked)
-    named = f" {planned.base.name}" if planned.base.name else ""
-    yield f"model {planned.base.model_id}{named}: {digits(plan.choices.size)} members, {len(plan.choices.points)} choices"
+def _base(varied: _Varied) -> Iterator[str]:
+    variations, graph = varied.variations, Graph(varied.checked)
+    named = f" {varied.base.name}" if varied.base.name else ""
+    members, points = digits(variations.choices.size), len(variations.choices.points)
+    yield f"model {varied.base.model_id}{named}: {members} members, {points} choices"
     for name in graph.order():
         sources = graph.sources(name)
         yield f"  {name}: {graph.layers[name]['class_name']}" + (f" <- {', '.join(sources)}" if sources else "")
-        for point in plan.choices.points:
-            if plan.shown_at.get(point.name) == name and point.parent is None:
+        for point in variations.choices.points:
+            if variations.shown_at.get(point.name) == name and point.parent is None:
                 yield from _point(point, 4)
-    for point in plan.choices.points:
-        if plan.shown_at.get(point.name) not in graph.layers and point.parent is None:
+    for point in variations.choices.points:
+        if variations.shown_at.get(point.name) not in graph.layers and point.parent is None:
             yield from _point(point, 2)
 
 

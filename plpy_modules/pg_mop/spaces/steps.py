@@ -41,7 +41,7 @@ class Slot:
 
 
 @dataclass
-class Target:
+class MatchedLayer:
     """A layer that a mutator changes, and the condition of its being there."""
 
     name: str
@@ -49,10 +49,10 @@ class Target:
     slots: list[Slot]
 
 
-Step = Callable[[Graph, Chosen], None]
+Change = Callable[[Graph, Chosen], None]
 
 
-def replacing(target: Target, point: Point, options: Sequence[Any], names: Sequence[Sequence[str]]) -> Step:
+def replacing(target: MatchedLayer, point: Point, options: Sequence[Any], names: Sequence[Sequence[str]]) -> Change:
     def step(graph: Graph, chosen: Chosen) -> None:
         if point.name in chosen and target.condition.holds(chosen) and target.name in graph.layers:
             at = chosen[point.name]
@@ -81,8 +81,8 @@ def lead(graph: Graph, name: str, layers: Sequence[Layer], names: Sequence[str])
 
 
 def inserting(
-    target: Target, point: Point, options: Sequence[Any], names: Sequence[Sequence[str]], before: bool
-) -> Step:
+    target: MatchedLayer, point: Point, options: Sequence[Any], names: Sequence[Sequence[str]], before: bool
+) -> Change:
     def step(graph: Graph, chosen: Chosen) -> None:
         if point.name in chosen and target.condition.holds(chosen):
             at = chosen[point.name]

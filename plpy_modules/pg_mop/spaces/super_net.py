@@ -78,15 +78,15 @@ def super_net(space: ModelSpace, model_id: int) -> SuperNet:
 
 class _Builder:
     def __init__(self, space: ModelSpace, model_id: int) -> None:
-        planned = next(planned for planned in space.bases if planned.base.model_id == model_id)
-        self.space, self.model_id, self.plan, self.checked = space, model_id, planned.plan, planned.checked
-        self.points = list(planned.plan.choices.points)
+        varied = next(varied for varied in space.bases if varied.base.model_id == model_id)
+        self.space, self.model_id, self.variations, self.checked = space, model_id, varied.variations, varied.checked
+        self.points = list(varied.variations.choices.points)
         self.numbers = {point: number for number, point in enumerate(self.points)}
-        self.graph = Graph(planned.checked)
-        order = self._chain(planned.plan.graph)
+        self.graph = Graph(varied.checked)
+        order = self._chain(varied.variations.graph)
         self.source = order[0]
         self.graph.layers = {self.source: self.graph.layers[self.source]}
-        self.slots = sorted(planned.plan.slots, key=lambda slot: order.index(slot.anchor))
+        self.slots = sorted(varied.variations.slots, key=lambda slot: order.index(slot.anchor))
         shape = output_shape("InputLayer", self.graph.layers[self.source]["config"], [])
         self.now = Tensor(self.source, shape)  # where no branch holds
         self.branches: list[tuple[tuple[Clause, ...], Tensor]] = []  # of those that hold, the last one counts
@@ -128,12 +128,12 @@ class _Builder:
         """Raises SpaceError where a path has other layers than its member."""
         random = Random(0)
         for _ in range(COMPARED):
-            chosen = self.plan.choices.walk(lambda point: random.randrange(len(point.options)))
+            chosen = self.variations.choices.walk(lambda point: random.randrange(len(point.options)))
             path = [
                 (slot.name, slot.class_name) for slot in self.slots if all(c.holds(chosen) for c in slot.conditions)
             ]
             try:
-                graph = self.plan.build(Graph(self.checked), chosen)
+                graph = self.variations.build(Graph(self.checked), chosen)
             except Misfit:
                 continue
             member = [(name, graph.layers[name]["class_name"]) for name in graph.order() if name != self.source]

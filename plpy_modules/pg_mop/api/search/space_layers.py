@@ -58,7 +58,7 @@ class Asking:
 
 def used_by(models: ModelSpace) -> list[str]:
     """The custom classes that the base models and the mutators of a space name."""
-    names = {name for base in models.bases for name in custom_classes([base.checked, base.plan.checked_values])}
+    names = {name for base in models.bases for name in custom_classes([base.checked, base.variations.checked_values])}
     for mutator in models.mutators:
         names.update(name for option in mutator.options for name in custom_classes(option))
         for match in (mutator.match, mutator.to):
