@@ -18,17 +18,6 @@ def servers():
     made.stop()
 
 
-def gone(servers, run_id, name):
-    """True once the run has given a worker up."""
-    return servers.db.value(
-        "SELECT NOT EXISTS (SELECT 1 FROM madlib.mop_remote_run WHERE run_id = %s AND server = %s)", [run_id, name]
-    )
-
-
-def said(call):
-    return " ".join(call.client.connection.notices)
-
-
 def revive(servers):
     for worker in servers.workers:
         if worker.process is None or worker.process.poll() is not None:
@@ -68,20 +57,6 @@ def test_two_of_three_servers_are_killed_at_once(servers):
     servers.check(run_id, replay=True)
 
 
-def test_one_is_killed_while_the_other_one_comes_back(servers):
-    try:
-        with servers.running("SET pg_mop.server_timeout = '300s'") as (call, run_id, let_some_begin):
-            servers.kill_at_work(run_id, let_some_begin)
-            assert eventually(lambda: gone(servers, run_id, "w1"), 120)
-            servers.workers[0].start()
-            assert eventually(lambda: not gone(servers, run_id, "w1"), 120)
-            servers.workers[1].kill()
-        assert call.end() is None
-    finally:
-        revive(servers)
-    servers.check(run_id, replay=True)
-
-
 def test_a_run_begins_and_is_resumed_without_both(servers):
     db = servers.db
     db.run(
@@ -111,33 +86,6 @@ def test_a_run_begins_and_is_resumed_without_both(servers):
     assert_invariants(db, run_id)
     db.run(f"{DROP}; {CALL}")
     servers.check(last_run(db))  # (what the run has left on the servers is gone, too)
-
-
-def test_both_are_away_when_a_run_begins_and_one_comes_back(servers):
-    db = servers.db
-    db.run(
-        f"{DROP}; {REPLICAS}; SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.reuse = off; {CALL}"
-    )  # compares
-    db.run(DROP)
-    for worker in servers.workers:
-        worker.kill()
-    client = Client(servers.coordinator, "postgres")
-    client.run(
-        f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.reuse = off; SET pg_mop.threads = 1; {REPLICAS}; "
-        "SET pg_mop.lock_timeout = '300s'"
-    )
-    try:
-        with holding(Client(servers.coordinator, "postgres"), "madlib") as let_some_begin:
-            call = Calling(client, CALL)
-            assert eventually(lambda: is_under_way(db, more_than=0) or let_some_begin(), 120), call.error
-            run_id = last_run(db)
-            servers.workers[0].start()
-            assert eventually(lambda: not gone(servers, run_id, "w1"), 120)
-        assert call.end() is None
-    finally:
-        revive(servers)
-    assert f"run {run_id}: server w1 is back" in said(call)
-    servers.check(run_id, replay=True)
 
 
 def test_the_third_server_relieves_two(servers):
