@@ -17,9 +17,9 @@ from pg_mop.plan.memory import Need
 from pg_mop.plan.stages import Plan
 from pg_mop.run.attempt import Action, Attempt, DeviceMemoryExceeded, MemoryExceeded, Policy, State, decide
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.device_parts import DeviceParts
 from pg_mop.schedule.divided_nets import DividedNets, fewest, sizes
 from pg_mop.schedule.longest_first import LongestFirst
-from pg_mop.schedule.packing import Packing
 from pg_mop.schedule.simulator import simulate
 from pg_mop.schedule.unit_batches import UnitBatches
 
@@ -187,8 +187,8 @@ def board_of(workers=4, segments=4, keys=2):
     return board
 
 
-def packing_of(board, devices=4, large=2, log=None, **more):
-    """A Packing on so many devices of 10 bytes, of which the configuration LARGE needs `large` and the others one."""
+def memory_of(board, devices=4, large=2, log=None, **more):
+    """A DeviceParts on so many devices of 10 bytes, of which the configuration LARGE needs `large` and the others one."""
     needed = lambda stage, n, server: 10 * large // n if stage == LARGE else 10  # noqa: E731
     divided = DividedNets(lambda server: devices, lambda server: 10, needed, lambda stage: stage, log, devices > 1)
 
@@ -197,7 +197,7 @@ def packing_of(board, devices=4, large=2, log=None, **more):
         return tuple(range(first, first + count))
 
     none = lambda *_: None  # noqa: E731
-    return Packing(
+    return DeviceParts(
         board, lambda worker: worker % devices, none, lambda stage: 0, lambda stage: stage, divided, group_of
     )
 
@@ -208,50 +208,46 @@ def unit(board, key, segment=0, kind="train"):
 
 def test_a_divided_net_waits_for_its_devices_and_others_wait_for_it():
     board = board_of()
-    packing = packing_of(board)
+    memory = memory_of(board)
     small, large = unit(board, SMALL), unit(board, LARGE)
-    assert (
-        packing.places(1, large) == (0, 1) and packing.places(3, large) == (2, 3) and packing.places(3, small) == (3,)
-    )
-    assert packing.may_begin(0, small, []) and packing.begin(0, small, []) == []
-    assert not packing.may_begin(1, large, [0]), "a small net trains on one of its devices"
-    assert packing.may_begin(3, large, [0]) and packing.begin(3, large, [0]) == [2], "an idle trainer leaves its device"
-    assert packing.has_divided and packing.several(3) == (2, 3) and packing.of(3) == 1 and packing.several(0) == ()
-    assert not packing.may_begin(2, small, [0, 3]), "the divided net has all of its devices"
-    assert not packing.may_begin(1, large, [0, 3]) and not packing.may_begin(1, large, [0, 3])
-    assert packing.may_begin(1, large, [3]) and packing.begin(1, large, [3]) == [0]
+    assert memory.places(1, large) == (0, 1) and memory.places(3, large) == (2, 3) and memory.places(3, small) == (3,)
+    assert memory.may_begin(0, small, []) and memory.begin(0, small, []) == []
+    assert not memory.may_begin(1, large, [0]), "a small net trains on one of its devices"
+    assert memory.may_begin(3, large, [0]) and memory.begin(3, large, [0]) == [2], "an idle trainer leaves its device"
+    assert memory.has_divided and memory.several(3) == (2, 3) and memory.of(3) == 1 and memory.several(0) == ()
+    assert not memory.may_begin(2, small, [0, 3]), "the divided net has all of its devices"
+    assert not memory.may_begin(1, large, [0, 3]) and not memory.may_begin(1, large, [0, 3])
+    assert memory.may_begin(1, large, [3]) and memory.begin(1, large, [3]) == [0]
 
 
 def test_a_divided_net_has_the_next_free_devices():
     board = board_of()
-    packing = packing_of(board, large=4)
-    packing.begin(0, unit(board, SMALL), [])
-    assert not packing.may_begin(1, unit(board, LARGE), [0])
-    assert not packing.may_begin(2, unit(board, SMALL, 1), [0]), "small ones would keep it waiting for ever"
-    assert packing.may_begin(1, None, [0]) and packing.may_begin(2, unit(board, SMALL, 1), [0]), (
-        "it has no unit any more"
-    )
+    memory = memory_of(board, large=4)
+    memory.begin(0, unit(board, SMALL), [])
+    assert not memory.may_begin(1, unit(board, LARGE), [0])
+    assert not memory.may_begin(2, unit(board, SMALL, 1), [0]), "small ones would keep it waiting for ever"
+    assert memory.may_begin(1, None, [0]) and memory.may_begin(2, unit(board, SMALL, 1), [0]), "it has no unit any more"
 
 
 def test_two_divided_nets_do_not_wait_for_each_other():
     """One takes two of the devices that the other one takes four of."""
     board = board_of(keys=3)
-    packing = packing_of(board, large=4)
-    packing.divided.more(3, 2)
-    packing.begin(0, unit(board, SMALL), [])
-    packing.begin(3, unit(board, SMALL, 1), [0])
-    assert not packing.may_begin(1, unit(board, 3), [0, 3]) and not packing.may_begin(2, unit(board, LARGE), [0, 3])
-    assert packing.may_begin(1, unit(board, 3), [3]), "the larger one has reserved none"
-    packing.begin(1, unit(board, 3), [3])
-    assert not packing.may_begin(2, unit(board, LARGE), [1])
-    assert packing.may_begin(2, unit(board, LARGE), [])
+    memory = memory_of(board, large=4)
+    memory.divided.more(3, 2)
+    memory.begin(0, unit(board, SMALL), [])
+    memory.begin(3, unit(board, SMALL, 1), [0])
+    assert not memory.may_begin(1, unit(board, 3), [0, 3]) and not memory.may_begin(2, unit(board, LARGE), [0, 3])
+    assert memory.may_begin(1, unit(board, 3), [3]), "the larger one has reserved none"
+    memory.begin(1, unit(board, 3), [3])
+    assert not memory.may_begin(2, unit(board, LARGE), [1])
+    assert memory.may_begin(2, unit(board, LARGE), [])
 
 
 def test_one_command_has_units_of_equally_many_devices():
     board = board_of()
-    packing = packing_of(board)
-    assert packing.shared_by(unit(board, SMALL)) != packing.shared_by(unit(board, LARGE))
-    alone = packing_of(board, devices=1)
+    memory = memory_of(board)
+    assert memory.shared_by(unit(board, SMALL)) != memory.shared_by(unit(board, LARGE))
+    alone = memory_of(board, devices=1)
     assert alone.shared_by(unit(board, SMALL)) == alone.shared_by(unit(board, LARGE))
     assert alone.places(0, unit(board, LARGE)) == (0,) and alone.more_devices(0) is None
 
@@ -259,12 +255,12 @@ def test_one_command_has_units_of_equally_many_devices():
 @pytest.mark.parametrize("devices,large", [(2, 2), (4, 2), (4, 4), (3, 3), (3, 2)])
 def test_the_simulator_ends_and_gives_a_divided_net_its_devices_alone(devices, large):
     board = board_of(segments=6, workers=5, keys=4)
-    packing = packing_of(board, devices, large)
+    memory = memory_of(board, devices, large)
     scheduler = LongestFirst(board, seed=1)
     batches = UnitBatches(board, scheduler, lambda stage: stage, lambda stage: 1 << 30)
-    visits = simulate(board, scheduler, lambda unit: 1.0, batches=batches, packing=packing)
+    visits = simulate(board, scheduler, lambda unit: 1.0, batches=batches, device_parts=memory)
     assert len(visits) == 4 * 6
-    held = [(visit, set(packing.places(visit.worker, visit.unit))) for visit in visits]
+    held = [(visit, set(memory.places(visit.worker, visit.unit))) for visit in visits]
     assert {len(places) for visit, places in held if visit.unit.stage == LARGE} == {large}
     for visit, places in held:
         for other, others in held:
@@ -275,11 +271,11 @@ def test_the_simulator_ends_and_gives_a_divided_net_its_devices_alone(devices, l
 def test_a_replay_takes_the_devices_of_the_log():
     board = board_of()
     log = {unit(board, SMALL, 0): 2, unit(board, SMALL, 1): 4}
-    packing = packing_of(board, log=log)
-    count = lambda key, segment, kind="train": packing.divided.of(None, unit(board, key, segment, kind))  # noqa: E731
+    memory = memory_of(board, log=log)
+    count = lambda key, segment, kind="train": memory.divided.of(None, unit(board, key, segment, kind))  # noqa: E731
     assert [count(SMALL, segment) for segment in range(3)] == [2, 4, 1] and count(LARGE, 0) == 1
     assert count(SMALL, 0, "evaluate") == 4, "the model may fit no fewer"
-    assert packing_of(board, devices=2, log=log).divided.of(None, unit(board, SMALL, 1)) == 2, "there are no more"
+    assert memory_of(board, devices=2, log=log).divided.of(None, unit(board, SMALL, 1)) == 2, "there are no more"
 
 
 # --- memory that runs out -------------------------------------------------------------------------------------------------
@@ -307,17 +303,17 @@ def test_a_unit_that_runs_out_of_a_device_gets_more_of_them_and_is_given_up_at_l
 
 def test_a_net_that_has_run_out_of_memory_has_more_devices_from_then_on():
     board = board_of()
-    packing = packing_of(board)
-    packing.begin(0, unit(board, SMALL), [])
-    assert packing.more_devices(0) == 2
-    packing.divided.more(SMALL, 2)
-    assert packing.places(0, unit(board, SMALL, 1)) == (0, 1)
-    packing.begin(0, unit(board, SMALL, 1), [])
-    assert packing.more_devices(0) == 4
-    packing.divided.more(SMALL, 4)
-    packing.divided.more(SMALL, 2)  # (of a command that began before)
-    packing.begin(0, unit(board, SMALL, 2), [])
-    assert packing.several(0) == (0, 1, 2, 3) and packing.more_devices(0) is None
+    memory = memory_of(board)
+    memory.begin(0, unit(board, SMALL), [])
+    assert memory.more_devices(0) == 2
+    memory.divided.more(SMALL, 2)
+    assert memory.places(0, unit(board, SMALL, 1)) == (0, 1)
+    memory.begin(0, unit(board, SMALL, 1), [])
+    assert memory.more_devices(0) == 4
+    memory.divided.more(SMALL, 4)
+    memory.divided.more(SMALL, 2)  # (of a command that began before)
+    memory.begin(0, unit(board, SMALL, 2), [])
+    assert memory.several(0) == (0, 1, 2, 3) and memory.more_devices(0) is None
 
 
 def test_what_divided_nets_held_is_no_measurement_of_a_whole_one():

@@ -16,7 +16,7 @@ setting is part of a stage's identity and of a run's settings, so that a replay 
 
 `DividedNets` (`schedule/divided_nets.py`, pure) says how many devices a net has, by the estimate
 (`TrainerMemory.needed_on_each_of`), by a replay's log, or by a unit that has run out of memory; `Places` (`call/devices.py`)
-knows the devices of a server. A command of a divided net takes its devices whole: `Packing` has a part for each, and a
+knows the devices of a server. A command of a divided net takes its devices whole: `DeviceParts` has a part for each, and a
 command waits for all of its devices or reserves none. The number is an option of the trainer (`divided_by`), whose
 environment names its GPUs, or virtual devices. In the trainer, `mop_udf/kernels/on_jax/devices.py` sets Keras'
 `ModelParallel` with the layout of `mop_udf/kernels/layout.py`. A compiled step puts the new variables where the old ones

@@ -29,8 +29,8 @@ from pg_mop.plan.estimates import FixedCosts
 from pg_mop.plan.planner import Planner, Workload
 from pg_mop.schedule import setup
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.device_parts import DeviceParts
 from pg_mop.schedule.divided_nets import DividedNets
-from pg_mop.schedule.packing import Packing
 from pg_mop.schedule.unit import Unit
 
 
@@ -58,7 +58,7 @@ class PlannedRun(EstimatedRun):
         self.segments: segments.Segments = {}
         self.failed: dict[int, str] = {}
         self.fixed = FixedCosts()
-        self.packing: Packing | None = None  # (a preview has none before its trial)
+        self.device_parts: DeviceParts | None = None  # (a preview has none before its trial)
         self._arithmetic: dict[str, Arithmetic | None] = {}  # of each architecture (JSON)
         self._threads_at: dict[str | None, int | None] = {}  # the limits that servers have told
 
@@ -285,10 +285,10 @@ class PlannedRun(EstimatedRun):
                 sqlstate="53400",
             )
 
-    def packing_of(self, board: Board, planner: Planner | None = None) -> Packing:
+    def device_parts_of(self, board: Board, planner: Planner | None = None) -> DeviceParts:
         """The parts of devices that the trainers of a run's commands have. `planner`: of the board, if not the run's own."""
         memory = self.trainer_memory(planner)
-        return trainer_memory.packing(
+        return trainer_memory.device_parts(
             memory, board, self.options, self.inputs.use_gpus, self._info_of, self.places(), self.divided(memory)
         )
 
@@ -404,7 +404,7 @@ class PlannedRun(EstimatedRun):
             setup.logged_kernels(planner, self.configurations.misfits),
             cost_history=self.history,
             inherited=planner.inherited,
-            packing=self.packing,
+            device_parts=self.device_parts,
             places=self.places(),
         )
 

@@ -15,8 +15,8 @@ from pg_mop.plan.planner import Configuration, Planner
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule import setup
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.device_parts import Device, DeviceParts
 from pg_mop.schedule.divided_nets import DividedNets
-from pg_mop.schedule.packing import Device, Packing
 from pg_mop.schedule.unit import Worker
 
 
@@ -93,7 +93,7 @@ class TrainerMemory:
         return found if not measured else int(measured * found / need.on_each_of(1.0, context))
 
 
-def packing(
+def device_parts(
     memory: TrainerMemory,
     board: Board,
     options: Mapping[str, Any],
@@ -101,8 +101,8 @@ def packing(
     info: Callable[[str | None], Any],
     places: Places,
     divided: DividedNets,
-) -> Packing:
-    """The Packing of a run. `info(server)`: a server's description of itself; `places`, `divided`: call/devices.py."""
+) -> DeviceParts:
+    """The DeviceParts of a run. `info(server)`: a server's description of itself; `places`, `divided`: call/devices.py."""
     plan, share = memory.planner.plan, options["gpu_memory_share"]
     at_hosts = any(segment.host_segment is not None for segment in memory.segments.values())
     unpacked = bool(options["trainers"]) or at_hosts  # (Ray and Greenplum have other places for trainers)
@@ -126,7 +126,7 @@ def packing(
 
     on_gpu = use_gpus and any(info(server)["gpus"] for server in board.servers)
     key_of = lambda number: memory.planner.sharing.key(plan.stages[number])  # noqa: E731
-    return Packing(board, device_of, budget_of, need_of, key_of, divided, group_of)
+    return DeviceParts(board, device_of, budget_of, need_of, key_of, divided, group_of)
 
 
 def budget(share: float, info: Mapping[str, Any], on_gpu: bool) -> int | None:

@@ -46,7 +46,7 @@ class UnitSpecs:
     finite: bool = True  # losses and metrics must be finite
     cost_history: CostHistory = field(default_factory=CostHistory)
     inherited: Callable[[Stage], Any] = lambda stage: None  # what a stage inherits, see Planner.inherited
-    packing: Any = None  # the schedule.packing.Packing of the run
+    device_parts: Any = None  # the schedule.device_parts.DeviceParts of the run
     places: Places | None = None  # the devices of its servers
 
     def trainer(
@@ -59,7 +59,7 @@ class UnitSpecs:
         segment = segment or next((self.segments[key] for key in self.board.served(worker)), None)
         there = {} if segment is None or segment.host_segment is None else {"host_segment": segment.host_segment}
         gpus = info["gpus"] if self.use_gpus and not options["trainers"] else 0
-        several = self.packing.several(worker) if self.packing is not None and parts is not None else ()
+        several = self.device_parts.several(worker) if self.device_parts is not None and parts is not None else ()
         beside = sum(self.board.server(p) == self.board.server(worker) for p in self.board.workers)
         divides, own = options.get("tail") == "data-parallel", options["threads"]
         return {
@@ -85,13 +85,13 @@ class UnitSpecs:
     def _part_of_device(self, worker: int, parts: int | None) -> dict[str, Any]:
         """The part of its device's memory that a worker's trainer has, and that all trainers have together: millionths. Where
         the run has no share, how many trainers it has on the device: the worker's server may have a share for the role."""
-        if self.packing is None:
+        if self.device_parts is None:
             return {}
-        share, usual = self.options["gpu_memory_share"], self.packing.usual(worker)
+        share, usual = self.options["gpu_memory_share"], self.device_parts.usual(worker)
         if self._has_virtual_devices(worker):  # (they share main memory, of which no trainer has a part)
             return {"device_beside": sum(self.board.server(p) == self.board.server(worker) for p in self.board.workers)}
         # (an idle trainer of a divided net holds devices, and ends where the pool knows that another one needs a part of them)
-        if share is None and (parts or usual) == usual and not (parts and self.packing.has_divided):
+        if share is None and (parts or usual) == usual and not (parts and self.device_parts.has_divided):
             return {"device_beside": usual}
         most = round(1_000_000 * (share or 1.0))
         return {"device_part": max(1, most // (parts or usual)), "device_most": most}

@@ -17,7 +17,7 @@ from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule import setup
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.dealing import START, Dealer
-from pg_mop.schedule.packing import Packing
+from pg_mop.schedule.device_parts import DeviceParts
 from pg_mop.schedule.predicted import Load, Prediction
 from pg_mop.schedule.simulator import Visit, makespan, simulate
 from pg_mop.schedule.unit import Unit, Worker
@@ -50,11 +50,11 @@ def predict(
     estimates: Estimates,
     bytes_of: Callable[[Stage], int] = lambda stage: 1 << 16,
     most_units: int = MOST_UNITS,
-    packing_of: Callable[[Board], Packing] | None = None,
+    device_parts_of: Callable[[Board], DeviceParts] | None = None,
 ) -> Prediction:
     """The prediction of a planned run, whose stages are asked for. `estimates`: for its number of sessions; `bytes_of`: the
-    size of a stage's model state; `most_units`: of a plan that is simulated; `packing_of`: the Packing of a board, None:
-    trainers are not packed. The planner's plan is in the run's final state afterwards if it was simulated.
+    size of a stage's model state; `most_units`: of a plan that is simulated; `device_parts_of`: the DeviceParts of a board,
+    None: trainers do not share devices. The planner's plan is in the run's final state afterwards if it was simulated.
     """
     work = _Work(planner, estimates, bytes_of, setup.trains_anywhere(planner, configurations))
     fixed = estimates.fixed
@@ -66,7 +66,7 @@ def predict(
     spread = estimates.spread(work.left)
     found.lower_bound = work.lower_bound
     if work.units + work.evaluations <= most_units:
-        _simulate(found, work, planner, configurations, misfits, packing_of)
+        _simulate(found, work, planner, configurations, misfits, device_parts_of)
     else:
         _sum_up(found, work)
     found.set_range(spread)
@@ -197,10 +197,13 @@ def _simulate(
     planner: Planner,
     configurations: Sequence[Configuration],
     misfits: Collection[int],
-    packing_of: Callable[[Board], Packing] | None,
+    device_parts_of: Callable[[Board], DeviceParts] | None,
 ) -> None:
     board = setup.make_board(planner, configurations, misfits, found.sessions)
-    scheduler, packing = setup.make_scheduler(planner, board), None if packing_of is None else packing_of(board)
+    scheduler, device_parts = (
+        setup.make_scheduler(planner, board),
+        None if device_parts_of is None else device_parts_of(board),
+    )
     plan, estimates = planner.plan, work.estimates
     batches = _Counting(
         board,
@@ -210,7 +213,7 @@ def _simulate(
         work.chain_seconds,
         lambda stage, child: not stage.ends and not stage.evaluated,
         lambda worker: planner.may_chain(board.served(worker)),
-        lambda unit: None if packing is None else (packing.kind(unit.stage), packing.shared_by(unit)),
+        lambda unit: None if device_parts is None else (device_parts.kind(unit.stage), device_parts.shared_by(unit)),
     )
     has: set[tuple[Worker, ModelKey]] = set()
     spent = dict.fromkeys(("ready", "around", "write"), 0.0)
@@ -235,7 +238,14 @@ def _simulate(
 
     dealer = work.dealer(board)
     visits = simulate(
-        board, scheduler, work.seconds, batches=batches, around=around, ready=ready, dealer=dealer, packing=packing
+        board,
+        scheduler,
+        work.seconds,
+        batches=batches,
+        around=around,
+        ready=ready,
+        dealer=dealer,
+        device_parts=device_parts,
     )
     found.makespan = makespan(visits) if visits else 0.0
     found.commands, found.chained, found.grouped = batches.commands, batches.chained, batches.grouped

@@ -18,7 +18,7 @@ from pg_mop.call.servers import Server
 from pg_mop.call.spec import RunSpec
 from pg_mop.call.trainer_memory import TrainerMemory
 from pg_mop.catalog import LocalCatalog
-from pg_mop.explain import trial
+from pg_mop.explain import timing
 from pg_mop.explain.prediction import MOST_UNITS, predict
 from pg_mop.explain.suggestions import suggestions
 from pg_mop.plan.estimates import Estimates
@@ -28,7 +28,7 @@ from pg_mop.plan.stages import Stage
 from pg_mop.run import runs_beside
 from pg_mop.run.adoption import Adoption
 from pg_mop.schedule import setup
-from pg_mop.schedule.packing import parts
+from pg_mop.schedule.device_parts import parts
 from pg_mop.schedule.predicted import Prediction, to_json
 from pg_mop.schedule.unit import Unit
 
@@ -37,7 +37,7 @@ LISTED = 5  # configurations of a net that are named
 
 def explain(spec: RunSpec, measure: bool = False) -> dict[str, Any]:
     """The plan of a call as plain values, with stable names (docs/explain.md). `measure`: time a few mini-batches of each net
-    (explain/trial.py). Raises MopError where the call would fail."""
+    (explain/timing.py). Raises MopError where the call would fail."""
     preview = Preview(spec)
     preview.measures = measure
     return preview.plan()
@@ -105,7 +105,7 @@ class Preview(PlannedRun):
         counts = self._stages(taken)
         estimates = self.estimates_for(self.planner)
         if self.measures:
-            trial.measure(self, estimates)
+            timing.measure(self, estimates)
         nets, memory = self._nets(estimates), self._memory()  # before the simulation ends all stages
         found, self.estimated = self.predict(self.planner, estimates), estimates
         return {
@@ -164,7 +164,7 @@ class Preview(PlannedRun):
             estimates,
             self.stage_bytes,
             most,
-            (lambda board: self.packing_of(board, planner)) if packs else None,
+            (lambda board: self.device_parts_of(board, planner)) if packs else None,
         )
 
     def _with(self, taken: Sequence[Any], changes: Mapping[str, Any]) -> Prediction:
@@ -424,7 +424,7 @@ class Preview(PlannedRun):
         iteration = sum(seconds.values()) / len(seconds) if seconds else 0.0  # of a trial
         rows = sum(segment.rows for segment in self.segments.values())
         first = [planner.plan.path(number)[0] for number in keys]
-        if self.measures and trial.measure(self, estimates):
+        if self.measures and timing.measure(self, estimates):
             iteration = sum(planner.visits(stage) * estimates.unit(stage) for stage in first) / len(first)
         evaluated = sum(estimates.evaluation(stage, rows) for stage in first) / len(first) if first else 0.0
         nets = self._nets(estimates)

@@ -66,7 +66,7 @@ class Attempt:
     released: list[int] = field(default_factory=list)  # stages whose states its commit releases
     batch: bool = False  # it went with other units as one command, in a unit batch or in a chain
     chain: bool = False  # in a chain
-    neighbours: int = 1  # the parts of its device's memory, of which its trainer has one (schedule/packing.py)
+    neighbours: int = 1  # the parts of its device's memory, of which its trainer has one (schedule/device_parts.py)
     more_devices: int | None = None  # that its net may be divided among where it runs out of memory; None: no more
     why_one_device: str | None = None  # why its net cannot be divided among the devices of its server
     begins: bool = True  # a training unit: the first of its stage in its command

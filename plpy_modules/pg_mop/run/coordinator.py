@@ -142,7 +142,7 @@ class Coordinator(PlannedRun):
         )
         self.scheduler: Any = setup.make_scheduler(self.planner, self.board)
         self.threads = self._threads()
-        self.packing = self.packing_of(self.board)
+        self.device_parts = self.device_parts_of(self.board)
         self.unit_specs = self._unit_specs()
         self.sessions = Sessions(
             self.db,
@@ -362,7 +362,7 @@ class Coordinator(PlannedRun):
 
     def _ongoing(self, sessions: Sessions) -> Run:
         """The state of the run, as it is before the executor begins."""
-        assert self.packing is not None
+        assert self.device_parts is not None
         earlier = self.earlier if self.resumes else None
         plan, board, specs, options = self.planner.plan, self.board, self.unit_specs, self.options
         states = States(self.servers, lambda stage: specs.sharing.key(plan.stages[stage])[0])
@@ -384,7 +384,7 @@ class Coordinator(PlannedRun):
             needed=NeededStates(plan, board, states, specs, versions, kept_bytes),
             threads=self.threads,
             turns=self._turns(),
-            packing=self.packing,
+            device_parts=self.device_parts,
             policy=Policy(options["unit_retries"], options["server_timeout"] / 1000, resume),
             options=options,
             done_before=len(earlier.finished) if earlier is not None else 0,

@@ -29,7 +29,7 @@ def may_begin(run: Run, worker: int, unit: Unit | None) -> bool:
     logged = None if unit is None or run.board.server(worker) is not None else run.threads.logged(unit)
     if logged is not None and logged > run.turns.threads and not run.turns.may_have(local_cores(run)[0], logged):
         return False
-    return run.packing.may_begin(worker, unit, run.working)
+    return run.device_parts.may_begin(worker, unit, run.working)
 
 
 def threads(run: Run, worker: int, unit: Unit) -> int | None:

@@ -96,7 +96,11 @@ class Executor:
             run.options["chain_seconds"],
             self._passes_on,
             run.unit_specs.may_chain,
-            lambda unit: (run.threads.logged(unit), run.packing.kind(unit.stage), run.packing.shared_by(unit)),
+            lambda unit: (
+                run.threads.logged(unit),
+                run.device_parts.kind(unit.stage),
+                run.device_parts.shared_by(unit),
+            ),
             lambda worker, unit: cores.may_begin(run, worker, unit),
         )
         self.transfers = Transfers(run)
@@ -231,11 +235,11 @@ class Executor:
         """Let idle workers give their trainers back that hold memory which a worker's command needs. Returns how many parts its
         device has."""
         run = self.run
-        for other in run.packing.begin(worker, unit, run.working):
+        for other in run.device_parts.begin(worker, unit, run.working):
             session = run.sessions.by_worker.get(other)
             if session is not None and not run.sessions.leave_trainer(session):
                 self.perform(self.controller.ended(self._failed(session, [], SessionLost("it was lost"))))
-        return run.packing.of(worker)
+        return run.device_parts.of(worker)
 
     def _passes_on(self, stage: Stage, child: Stage) -> bool:
         """True where a chain may train a stage's child after it, and leave the state between them out."""
@@ -258,7 +262,7 @@ class Executor:
         session.work = work
         for attempt in work:
             attempt.begun, attempt.neighbours = time.monotonic(), parts
-            attempt.more_devices = run.packing.more_devices(worker)
+            attempt.more_devices = run.device_parts.more_devices(worker)
             attempt.why_one_device = run.unit_specs.why_one_device(worker)
         try:
             rows = [attempt.row for attempt in work]
@@ -384,7 +388,7 @@ class Executor:
     def _failed(self, session: WorkerSession, work: list[Attempt], error: Exception) -> list[Stage]:
         """A session's command has failed: the stages that have ended after all."""
         if getattr(error, "pgcode", None) == DEVICE_FULL:  # no unit is to blame
-            self.run.packing.full(session.worker)
+            self.run.device_parts.full(session.worker)
         elif len(work) > 1:  # one unit may be to blame: from now on each is done alone
             self.unit_batches.single |= {attempt.unit for attempt in work}
         stages: list[Stage] = self.perform(self.recovery.failed(session.worker, work, error))

@@ -179,10 +179,10 @@ class Recovery:
         if decision.action is Action.ON_ANOTHER_SERVER:
             yield GiveServerUp(str(attempt.server), attempt.message)
         if decision.action is Action.FEWER:
-            self.run.packing.fewer(attempt.unit.stage, attempt.neighbours)
+            self.run.device_parts.fewer(attempt.unit.stage, attempt.neighbours)
         if decision.action is Action.MORE:
             assert attempt.more_devices is not None
-            self.run.packing.divided.more(attempt.unit.stage, attempt.more_devices)
+            self.run.device_parts.divided.more(attempt.unit.stage, attempt.more_devices)
         if attempt.state in (State.WAITING, State.GIVEN_UP):
             self.run.board.release(attempt.unit)
         if decision.tells and not self.told:

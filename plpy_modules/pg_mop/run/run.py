@@ -19,7 +19,7 @@ from pg_mop.run.states import States
 from pg_mop.run.turns import Turns
 from pg_mop.schedule.board import Board, Unit
 from pg_mop.schedule.dealing import Threads
-from pg_mop.schedule.packing import Packing
+from pg_mop.schedule.device_parts import DeviceParts
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Run:
     needed: NeededStates
     threads: Threads  # of the trainers
     turns: Turns  # of the workers on the coordinator's server
-    packing: Packing  # of all trainers on devices
+    device_parts: DeviceParts  # of all trainers on devices
     policy: Policy
     options: dict[str, Any]
     done_before: int = 0  # units that earlier coordinators of the run have finished

@@ -9,7 +9,7 @@ from pg_mop.schedule.base import Scheduler
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.dealing import Dealer
 from pg_mop.schedule.dealing_by_server import ServerDealers
-from pg_mop.schedule.packing import Packing
+from pg_mop.schedule.device_parts import DeviceParts
 from pg_mop.schedule.unit import Unit, Worker
 from pg_mop.schedule.unit_batches import UnitBatches, units_of
 
@@ -36,7 +36,7 @@ def simulate(
     slowness: Callable[[Unit, Worker], float] | None = None,
     ready: Callable[[Unit, Worker], float] | None = None,
     dealer: Dealer | ServerDealers | None = None,
-    packing: Packing | None = None,
+    device_parts: DeviceParts | None = None,
 ) -> list[Visit]:
     """Run all units of `board` under `scheduler` in simulated time. Returns the visits in the order of their ends.
 
@@ -45,7 +45,7 @@ def simulate(
     seconds of a command besides its units (a unit, a unit batch or a chain); None: there are none. `slowness`: how many
     times as long a unit takes on a worker; None: all are as fast. `ready`: seconds that a worker needs before it begins a
     unit, asked once for each unit in the order of their begin. `dealer`: deals the threads of the workers' trainers.
-    `packing`: of the trainers on their devices, where `batches` chooses commands.
+    `device_parts`: of the trainers on their devices, where `batches` chooses commands.
 
     The board and its plan are in the run's final state afterwards; a run needs another plan and board.
     Raises RuntimeError where the scheduler leaves every worker idle although units remain.
@@ -68,8 +68,8 @@ def simulate(
             return alone
         return alone / dealer.faster(worker, board.plan.stages[unit.stage])
 
-    if packing is not None and batches is not None:
-        packed = packing
+    if device_parts is not None and batches is not None:
+        packed = device_parts
         batches.may_begin = lambda worker, unit: packed.may_begin(
             worker, unit, [other for other in board.workers if other not in idle]
         )
@@ -91,8 +91,8 @@ def simulate(
                 coming = scheduler.coming(worker) if ahead else None
                 board.reserve(worker, None if coming is None else coming.stage)
                 idle.remove(worker)
-                if packing is not None:
-                    packing.begin(worker, steps[0][0], [w for w in board.workers if w not in idle])
+                if device_parts is not None:
+                    device_parts.begin(worker, steps[0][0], [w for w in board.workers if w not in idle])
                 begins = now
                 if dealer is not None:
                     dealer.begin(worker, steps[0][0], [w for w in board.workers if w not in idle], lambda cores: True)

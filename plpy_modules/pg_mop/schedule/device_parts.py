@@ -7,7 +7,7 @@ its part is free. (Retiarii, Zhang et al., OSDI 2020, packs models on GPUs by th
 takes a larger part from then on, and at last the whole budget. A net that one device does not hold takes several devices as a
 whole (schedule/divided_nets.py). The executor and the simulator drive the same object.
 
-`Packing` (`schedule/packing.py`, pure) divides the memory of a device, a GPU or a server's main memory, into equal parts, and
+`DeviceParts` divides the memory of a device, a GPU or a server's main memory, into equal parts, and
 says whether a command may begin now. The executor and the simulator ask it through `UnitBatches.may_begin`, before the
 scheduler's unit is marked as running. `call/trainer_memory.py` says what a net needs. Parts are halves of halves, so that few
 different trainers are needed. The part is an option of the trainer (`device_part`, in millionths), so that a trainer of the
@@ -54,7 +54,7 @@ def parts(workers: int, budget: int | None, need: int) -> int:
     return next((level for level in levels(workers) if level * need <= budget), 1)
 
 
-class Packing:
+class DeviceParts:
     """The parts of devices that the commands of a run take."""
 
     def __init__(

@@ -76,7 +76,7 @@ def _open_run(preview: PlannedRun) -> int:
     preview.board = setup.make_board(
         preview.planner, list(preview.configurations), preview.configurations.misfits, preview.wanted
     )
-    preview.packing = preview.packing_of(preview.board)
+    preview.device_parts = preview.device_parts_of(preview.board)
     preview.unit_specs = preview._unit_specs()
     parameters = {"arguments": {}, "settings": {**preview.options, "seed": preview.seed}, "tables": {}}
     noted: list[Configuration] = [{**c, "error": None} for c in preview._noted()]
@@ -98,10 +98,10 @@ def _time(preview: PlannedRun, estimates: Estimates, run_id: int, stage: Stage) 
     made = passes * math.ceil(rows / net.batch_size)
     if made > MOST_BATCHES and made * guess > MOST_SECONDS:
         return False  # (a unit makes all its epochs, even on so few rows)
-    worker, packing = preview.board.workers[0], preview.packing
-    assert packing is not None and catalog.fencing_token is not None
-    packing.begin(worker, unit, ())
-    several = packing.of(worker) if packing.several(worker) else None
+    worker, device_parts = preview.board.workers[0], preview.device_parts
+    assert device_parts is not None and catalog.fencing_token is not None
+    device_parts.begin(worker, unit, ())
+    several = device_parts.of(worker) if device_parts.several(worker) else None
     spec = preview.unit_specs.describe(
         [[unit]], worker, parts=several, run_id=run_id, fencing_token=catalog.fencing_token
     )
