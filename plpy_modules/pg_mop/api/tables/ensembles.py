@@ -57,6 +57,8 @@ SHARES = {
     trained.MLP: 0.45,
 }  # of the time of families but nets, in their order
 LEAST_SECONDS = 0.5  # of each
+SAMPLES, SAMPLED_ROWS = 20, 100_000  # of the validation rows, that select members; rows of all samples, at most
+RANKED_COST = 12  # of a selection by a metric of ranks, relative to others
 Computer = Callable[[Sequence["np.ndarray"]], "np.ndarray"]  # inputs [rows, ...] -> the output [rows, ...]
 
 
@@ -321,17 +323,15 @@ def choose(
             f'that are finite for the rows of "{rows.text}".',
         )
     together = np.array(answers)
-    counts = rows.select(together, most)
-    if not counts.any():
+    shares = rows.select(together, most)
+    if not shares.any():
         raise MopError(
             f'the rows of "{rows.text}" have no {rows.metric.name}: they lack a class',
             hint="Choose by another metric, or give more rows.",
         )
-    for member, count in zip(tried, counts.tolist()):
-        member.weight = count / int(counts.sum())
-    mean = np.sum(
-        [share * together[place].astype("f8") for place, share in enumerate(counts / counts.sum()) if share], 0
-    )
+    for member, share in zip(tried, shares.tolist()):
+        member.weight = share
+    mean = np.sum([share * together[place].astype("f8") for place, share in enumerate(shares) if share], 0)
     members = sorted((m for m in tried if m.weight), key=lambda m: (-m.weight, m.family, m.key))
     value, alone = rows.values(mean, together)
     transform = next((own.transform for own in others.values()), rows.transform)
@@ -461,10 +461,11 @@ class Rows:
         self._keeps_all = not self._is_log_loss or self.count <= most
         is_ranked = self.metric.name in OF_RANKS or self._truth.shape[1] == 2 and self.metric.name in WITH_THRESHOLD
         classes = self._truth.shape[1] if self._truth.shape[1] > 2 else 1
+        self._is_ranked = is_ranked
         self._step = max(1, math.ceil(self.count * classes / MOST_RANKED)) if is_ranked else 1
         self._judge = self._judge_of(target, slice(None))
 
-    def _judge_of(self, target: Column, part: slice) -> Judge:
+    def _judge_of(self, target: Column, part: slice | np.ndarray) -> Judge:
         """A judge of answers for a part of the rows."""
         weights = self.target.weights
         if self.is_balanced and self.metric.name in OF_THE_SHARES:
@@ -484,11 +485,34 @@ class Rows:
         return outputs.astype("f4") if self._keeps_all else self._judge.taken(outputs)
 
     def select(self, answers: np.ndarray, most: int) -> np.ndarray:
-        """How often each model is chosen; `answers`: what is kept of each, [models, ...]."""
-        part = slice(None, None, self._step)
-        (target,) = self.transform.outputs
-        judge = self._judge_of(target, part)
-        return ensemble.select(self._taken(answers[:, part], judge), judge.selecting, most=most)
+        """The share of each model; `answers`: what is kept of each, [models, ...]. All are 0 where no model can be judged.
+
+        Of few rows, samples of them select, and the shares are means: the best selection for all rows is the luckiest (Caruana
+        et al. 2004, section 2.3, which samples models). On all rows, the mean is not worse than the best model alone.
+        """
+        rows = np.arange(0, self.count, self._step)
+        alone = self._selected(answers, rows, most)
+        cost = RANKED_COST if self._is_ranked else 1
+        samples = min(SAMPLES, SAMPLED_ROWS // (cost * len(rows))) if most > 1 else 0
+        if samples < 2 or not alone.any():
+            return alone
+        random = np.random.default_rng(len(rows))
+        drawn = [self._selected(answers, random.choice(rows, len(rows)), most) for _ in range(samples)]
+        shares = sum((own for own in drawn if own.any()), np.zeros(len(answers)))
+        shares[np.argsort(-shares, kind="stable")[most:]] = 0
+        if not shares.any():
+            return alone
+        shares /= shares.sum()
+        judge = self._judge_of(self.transform.outputs[0], rows)
+        kept = self._taken(answers[:, rows], judge)
+        mean = np.sum([share * kept[place].astype("f8") for place, share in enumerate(shares) if share], 0)
+        return shares if float(judge.loss(mean)) <= float(np.nanmin(judge.loss(kept))) else alone
+
+    def _selected(self, answers: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
+        """The share of each model, selected by some rows."""
+        judge = self._judge_of(self.transform.outputs[0], rows)
+        counts = ensemble.select(self._taken(answers[:, rows], judge), judge.selecting, most=most)
+        return counts / max(1, counts.sum())
 
     def _taken(self, answers: np.ndarray, judge: Judge) -> np.ndarray:
         return judge.taken(answers) if self._is_classes and self._keeps_all else answers
