@@ -70,3 +70,10 @@ def test_what_does_not_fit_is_noted(clock):
     assert times.allows("copies", 10)
     clock.now += 9
     assert not times.allows("simple models", 2) and times.left_out == ["simple models"]
+
+
+def test_the_share_of_a_step_that_does_not_come_is_its_heirs(clock):
+    times = TimeShares(100, [PREPARE, OTHERS, NETS, MEASURE], clock)
+    before = times.planned(OTHERS) + times.planned(NETS)
+    times.leave_out(NETS, OTHERS)
+    assert times.planned(OTHERS) == pytest.approx(before) and times.left_out == [NETS]

@@ -43,9 +43,9 @@ class TimeShares:
         """A step to come certainly takes so many seconds: the steps before it leave them."""
         self._needs[step] = seconds
 
-    def leave_out(self, step: str) -> None:
-        """A step to come does not come: the others divide its share."""
-        self._to_come.pop(step, None)
+    def leave_out(self, step: str, heir: str) -> None:
+        """A step to come does not come: `heir`, another one, has its share, too."""
+        self._to_come[heir] += self._to_come.pop(step, 0.0)
         self.left_out.append(step)
 
     def part(self, step: str) -> float:

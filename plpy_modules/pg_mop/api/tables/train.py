@@ -315,7 +315,7 @@ class Training:
                 reasons = self.without_others(n)
                 if self.is_too_short_for_nets(reasons):
                     self.has_nets = False
-                    times.leave_out(time_shares.NETS)
+                    times.leave_out(time_shares.NETS, time_shares.OTHERS)
                 rows, others = self._train_others(session, n, reasons)
                 if self.has_nets:
                     self.search_nets(steps, n, kind)
