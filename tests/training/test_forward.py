@@ -26,6 +26,8 @@ def compare(model, *arrays):
     weights = [
         numbers.uniform(0.1, 1, w.shape).astype(w.dtype) * numbers.choice([1, 1, -1]) for w in model.get_weights()
     ]
+    # (sums of hundreds of products would lose digits, and saturate a softmax)
+    weights = [w / np.sqrt(w.shape[0]).astype(w.dtype) if w.ndim > 1 else w for w in weights]
     weights = [abs(w) if "variance" in v.path or "count" in v.path else w for w, v in zip(weights, model.weights)]
     model.set_weights(weights)
     for layer in model.layers:
