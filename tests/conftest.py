@@ -3,7 +3,10 @@
 import os
 import sys
 
-import pytest
+# as in trainers and backends: on busy cores, the threads of NumPy wait for each other most of the time
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
 
 pytest.register_assert_rewrite("support")
 

@@ -108,6 +108,7 @@ def environment(keras_backend: str) -> dict[str, str]:
         "KERAS_HOME": "/nonexistent",
         "KERAS_BACKEND": keras_backend,
         "TF_CPP_MIN_LOG_LEVEL": "3",
+        "OPENBLAS_NUM_THREADS": "1",  # of NumPy: on busy cores, its threads wait for each other most of the time
         "PYTHONHASHSEED": "0",
         "KERAS_TORCH_DEVICE": "cpu",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the numbers of nvidia-smi and NVML; CUDA's own begin with the fastest GPU

@@ -19,6 +19,7 @@ import numpy as np
 ALPHAS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # strong penalties first
 VAIN = 2  # models after the best one of a design, which end its search
 ITERATIONS = 150  # of a model
+LEAST_SECONDS = 0.5  # after SciPy is imported: the first penalties alone are too strong
 PLAIN, PIECES = "plain", "pieces"  # designs: the elements, and with them the pieces of numbers
 
 
@@ -101,8 +102,11 @@ def search(
 ) -> list[Trial]:
     """The trials, in their order; `weights` and `answers` of the best `kept` alone. Raises ImportError without SciPy.
 
-    `classes`: 0 for numbers. At `until` (of time.monotonic) the search ends; the first trial has some steps in any case.
+    `classes`: 0 for numbers. At `until` (of time.monotonic) the search ends, after LEAST_SECONDS at least.
     """
+    import scipy.optimize  # noqa: F401  (it takes a second, which no trial has taken)
+
+    until = max(until, time.monotonic() + LEAST_SECONDS)
     trials: list[Trial] = []
     for design in (PLAIN, PIECES) if pieces is not None else (PLAIN,):
         own = pieces if design == PIECES else None

@@ -13,7 +13,7 @@ from pg_mop.plan import nets
 
 pytest.importorskip("scipy", reason="not run: SciPy is not installed (pip install scipy)")
 RANDOM = np.random.default_rng(3)
-COUNT, CODES = 600, 9
+COUNT, CODES = 400, 9
 X = RANDOM.normal(size=(COUNT, 3)).astype("f4")
 KINDS = RANDOM.integers(0, CODES, (COUNT, 2)).astype("f4")
 WORDS = RANDOM.integers(0, 7, (COUNT, 4)).astype("f4")
@@ -38,7 +38,7 @@ def rows(classes, part, weights=None):
 
 
 def parts(classes):
-    return rows(classes, slice(450)), rows(classes, slice(450, None))
+    return rows(classes, slice(300)), rows(classes, slice(300, None))
 
 
 @pytest.mark.parametrize("classes", [0, 2, 3])
@@ -46,7 +46,7 @@ def test_they_learn_what_the_targets_depend_on(classes):
     train, valid = parts(classes)
     until = time.monotonic() + LONG
     straight = linear.search(train, valid, INPUTS, PIECES, classes, until, 2)
-    trials = perceptrons.search(train, valid, INPUTS, [4, 4], PIECES, classes, until, 5, 1, 3)
+    trials = perceptrons.search(train, valid, INPUTS, [4, 4], PIECES, classes, until, 4, 1, 3)
     chance = np.bincount(valid.targets.astype(int)).max() / len(valid.targets) if classes else np.var(valid.targets)
     for found in (straight, trials):
         best = min((one for one in found if one.answers is not None), key=lambda one: one.loss)
@@ -68,17 +68,17 @@ def test_they_learn_what_the_targets_depend_on(classes):
 def test_slopes_are_those_of_the_loss():
     """The derivatives of a step against differences of the loss, for every kind of weight."""
     train, valid = parts(3)
-    recipe = perceptrons.Recipe((5, 4), "selu", True, rate=0.0, decay=0.0, dropout=0.0, smoothing=0.0, batch=450)
+    recipe = perceptrons.Recipe((5, 4), "selu", True, rate=0.0, decay=0.0, dropout=0.0, smoothing=0.0, batch=300)
     data = perceptrons._Data(train, valid, INPUTS, [2, 3], PIECES, 3)
     net = perceptrons._Net(data, recipe, 1)
     net._flat += np.random.default_rng(2).normal(0, 0.3, net._flat.shape).astype("f4")
     kept = {}
     net._move = lambda rate: kept.update(slopes=[part.copy() for part in net._slope_parts])
-    net._train_step(np.arange(450), 0.0, 0.0)
+    net._train_step(np.arange(300), 0.0, 0.0)
 
     def loss():
         answers = net.answers(data.x, data.train_codes)
-        return -np.log(answers[np.arange(450), train.targets.astype(int)]).mean()
+        return -np.log(answers[np.arange(300), train.targets.astype(int)]).mean()
 
     for part, slopes in zip(net._parts, kept["slopes"], strict=True):
         places = np.abs(slopes).argsort(axis=None)[-2:]
@@ -134,6 +134,6 @@ def test_training_again_needs_no_validation_rows():
 
 def test_without_time_there_is_a_model():
     train, valid = parts(2)
-    assert len(linear.search(train, valid, INPUTS, None, 2, 0.0, 2)) >= 1
+    assert len(linear.search(train, valid, INPUTS, None, 2, 0.0, 2)) > 1  # (the first penalty is the strongest)
     found = perceptrons.search(train, valid, INPUTS, [4, 4], None, 2, 0.0, 3, 1, 1)
     assert found[0].passes >= 1 and found[0].answers is not None or len(found) > 1
