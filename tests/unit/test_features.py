@@ -181,3 +181,19 @@ def test_every_net_is_an_architecture_that_may_be_loaded(body):
         checked = architecture.check(nets.architecture([INPUTS[i] for i in inputs], heads, nets.BODIES[body]))
         assert architecture_shapes.output_widths(checked, 2) == [3, 1]
         assert architecture_shapes.input_shapes(checked) == [list(INPUTS[i].shape) for i in inputs]
+
+
+def test_columns_that_are_fitted_on_other_rows_differ():
+    """Packed values of two transforms with other scales, categories or words are not comparable."""
+
+    def packed(values=(1.0, 3.0), kinds=("a", "b"), name="features"):
+        statistics = Statistics(9, 0, values=tuple((kind, 3) for kind in kinds), distinct=len(kinds))
+        return Features.of(name, [number(list(values)), OneHotCategory.fit(Source("c", "c", "text"), statistics)])
+
+    own = packed()
+    assert own.difference(packed(name="others")) is None
+    assert own.difference(packed((1.0, 3.0 + 1e-12))) is None  # (sums in another order)
+    assert '"x"' in own.difference(packed((1.0, 4.0))) and '"c"' in own.difference(packed(kinds=("a", "z")))
+    assert "columns x" in own.difference(Features.of("features", own.features[:1]))
+    words = {name: Words(name, {"vocabulary": list(name), "shape": [3]}) for name in ("ab", "ba")}
+    assert words["ab"].difference(words["ab"]) is None and '"ab"' in words["ab"].difference(words["ba"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import numpy
 
 TEXT_BYTES = 40  # of a text in a row, to size chunks
+SHOWN = 8  # columns in a message
+NEAR = 1e-9  # share by which equal numbers of two packings of the same rows may differ
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,17 @@ class Features(Column):
         found = ((feature.name, feature.unseen(own)) for feature, own in zip(self.texts, self._texts(values)))
         return {name: values for name, values in found if values}
 
+    def difference(self, other: Column) -> str | None:
+        if not isinstance(other, Features):
+            return None
+        names, other_names = ([feature.name for feature in own.features] for own in (self, other))
+        if names != other_names:
+            return f"columns {', '.join(names[:SHOWN])}, not {', '.join(other_names[:SHOWN])}"
+        for feature, theirs in zip(self.features, other.features):
+            if not _are_equal(feature.to_keras(), theirs.to_keras()):
+                return f'for "{feature.name}" other values of elements than those of training'
+        return None
+
     def places(self) -> list[tuple[str, slice]]:
         return [(own.name, slice(first, first + len(own.elements))) for first, own in self._places]
 
@@ -237,3 +251,15 @@ class Features(Column):
 
     def raw_inputs(self) -> list[dict[str, Any]]:
         return [{"name": feature.name, **feature.to_keras()} for feature in self.features]
+
+
+def _are_equal(own: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two features make the same elements of a value, by the parameters that layers of Keras take."""
+    if own.keys() != other.keys():
+        return False
+    return all(
+        math.isclose(value, other[name], rel_tol=NEAR, abs_tol=1e-300)
+        if isinstance(value, float) and isinstance(other[name], (int, float))
+        else value == other[name]
+        for name, value in own.items()
+    )

@@ -80,6 +80,11 @@ class Words(Column):
         np.maximum(packed[:, 0], UNKNOWN, out=packed[:, 0])
         return packed
 
+    def difference(self, other: Column) -> str | None:
+        if not isinstance(other, Words) or self.parameters["vocabulary"] == other.parameters["vocabulary"]:
+            return None
+        return f'for "{self.name}" other words than those of training'
+
     def described(self) -> str:
         return f"{self.tokens} words"
 
