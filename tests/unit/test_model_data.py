@@ -126,3 +126,11 @@ def test_a_paired_interval_tells_a_difference_from_chance():
     low, high = scores.paired_interval(of(right), of(others), len(truth))
     assert low <= 0 <= high < 0.005
     assert scores.paired_interval(of(right), of(worse), len(truth))[0] > 0.005
+
+
+def test_numbers_that_another_role_has_stored_need_not_be_floats():
+    huge = 10**400
+    details = {"interval": [huge, 1], "contenders": {"pg_mop": {"accuracy": huge}, "x": {"accuracy": 0.5}}}
+    row = {**STORED, "metrics": {"accuracy": huge, "auc": 0.5}, "details": details}
+    about = model_data.stored_sections([row], 1)[0]
+    assert about["tables"][0]["rows"] == [["auc", 0.5]] and "interval" not in about["tables"][0]["caption"]

@@ -467,7 +467,7 @@ def computed_by(row: Mapping[str, Any]) -> str:
             reason = obstacle(inputs, row["arch"], row["bytes"])
         else:
             reason = None if mixture.net is None else obstacle(inputs, mixture.net, mixture.net_bytes)
-    except (MopError, LookupError, TypeError, ValueError, AttributeError):
+    except (MopError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
         reason = "it cannot be read"
     return "backend" if reason is None else f"trainer: {reason}"
 

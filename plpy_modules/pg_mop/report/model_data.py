@@ -7,12 +7,13 @@ A section is a dictionary of JSON values: `name`, `title`, and any of `note` (a 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pg_mop.backend.arrays import np
 from pg_mop.inference import scores
-from pg_mop.report.numbers import rounded, thin
+from pg_mop.report.numbers import is_number, rounded, thin
 
 MOST_VERSIONS = 200  # the latest
 MOST_CLASSES = 30  # of the matrix and of the bars: the most frequent
@@ -76,13 +77,14 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _is_usable(value: Any) -> bool:
+    """Whether a stored value is a number, and finite as a float: an integer of JSON may be larger."""
+    return is_number(value) and abs(value) <= sys.float_info.max
+
+
 def _numbers(value: Any) -> dict[str, float]:
     """The finite numbers of a stored dictionary (jsonb has no order), the main measures first."""
-    numbers = {
-        str(name)[:60]: float(number)
-        for name, number in _mapping(value).items()
-        if isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
-    }
+    numbers = {str(name)[:60]: float(number) for name, number in _mapping(value).items() if _is_usable(number)}
     return {
         name: numbers[name] for name in [*(n for n in MAIN if n in numbers), *(n for n in numbers if n not in MAIN)]
     }
@@ -114,7 +116,7 @@ def _about(own: Mapping[str, Any], details: Mapping[str, Any]) -> Section:
     metrics = _numbers(own["metrics"])
     interval = details.get("interval")
     caption = "Measures that are stored with the version"
-    if isinstance(interval, list) and len(interval) == 2 and all(isinstance(end, (int, float)) for end in interval):
+    if isinstance(interval, list) and len(interval) == 2 and all(map(_is_usable, interval)):
         main = str(details.get("metric") or ("r2" if own["kind"] == "regression" else "accuracy"))[:60]
         caption += f"; 95 % interval of {main}: {interval[0]:.4g} to {interval[1]:.4g}"
     if details.get("contenders"):
