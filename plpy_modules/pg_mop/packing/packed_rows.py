@@ -12,7 +12,7 @@ from pg_mop.packing.packed_table import PackedTable
 
 def read(db: Database, packed: PackedTable, most_rows: int, most_bytes: int) -> list[np.ndarray]:
     """The columns of a packed table, [rows, ...] each; of more rows or bytes, each of so many."""
-    columns = packed.transform.columns
+    columns = packed.shaped.columns
     row_bytes = sum(column.packed_bytes for column in columns)
     step = max(1, math.ceil(count(db, packed) / max(1, min(most_rows, most_bytes // row_bytes))))
     names = ", ".join(

@@ -97,6 +97,18 @@ class PackedTable:
     def columns(self) -> list[str]:
         return [column.name for column in self.transform.columns]
 
+    @functools.cached_property
+    def shaped(self) -> Transform:
+        """The transform with the shapes of all inputs: summaries lack those of arrays."""
+        inputs = self.transform.inputs
+        if all(column.features or "shape" in column.parameters for column in inputs):
+            return self.transform
+        row = self._db.one(f"SELECT {self.shape_columns()} FROM {self.table} LIMIT 1")
+        assert row is not None  # the table is not empty
+        shapes = self.shapes_of(list(row.values()))
+        shaped = [column.with_parameters(column.name, shape=shapes[column.name]) for column in inputs]
+        return Transform(shaped, self.transform.outputs, self.transform.weight)
+
     @property
     def weighted(self) -> bool:
         return self.transform.weight is not None

@@ -167,7 +167,7 @@ def of_packed(db: Database, model: NamedModel, text: str, most: int) -> Examples
         count = packed_rows.count(db, packed)
         arrays = packed_rows.read(db, packed, most, MOST_BYTES)
     truth = arrays[len(packed.inputs)].reshape(len(arrays[0]), -1)
-    inputs = [array for column, array in zip(packed.transform.inputs, arrays) if is_taken(column)]
+    inputs = [array for column, array in zip(packed.shaped.inputs, arrays) if is_taken(column)]
     if not model.regression:
         return Examples(inputs, truth.argmax(1), count)
     _, numbers = model.output.decode(truth.astype("f8"))
