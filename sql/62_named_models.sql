@@ -23,7 +23,8 @@ CREATE FUNCTION @extschema@.mop_ensemble(
     trained_on text DEFAULT NULL,
     families text DEFAULT NULL,
     time_limit interval DEFAULT NULL,
-    metric text DEFAULT NULL
+    metric text DEFAULT NULL,
+    balanced boolean DEFAULT NULL
 ) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api.tables import ensembles

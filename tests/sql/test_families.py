@@ -225,6 +225,75 @@ def test_a_cancel_ends_the_search_of_trees_at_once(fields):
     other.close()
 
 
+@pytest.mark.parametrize(
+    "arguments, fragment",
+    [
+        ("NULL, 'apart', 'no', trained_on => 'wet_packed'", "are not packed as those of"),
+        ("'wet_search', 'apart', 'no'", "are not packed as those of"),
+        ("NULL, 'wet_checked', 'no', trained_on => 'wet_packed', families => 'nets'", "names nets alone"),
+        ("'wet_search', 'wet_checked', 'no', balanced => true", "not counted alike in training"),
+        ("NULL, 'price_checked', 'no', trained_on => 'price_packed', balanced => true", "the target has numbers"),
+    ],
+)
+def test_an_ensemble_of_what_does_not_go_together_is_refused(fields, arguments, fragment):
+    fields.run("DROP TABLE IF EXISTS apart, apart_summary")
+    fields.run("SELECT mop_pack('SELECT * FROM part_valid WHERE size < 60', 'apart', 'wet', exclude => 'id, price')")
+    error = fields.error(f"SELECT mop_ensemble({arguments})")
+    assert fragment in str(error) and error.diag.message_hint
+    assert fields.value("SELECT to_regclass('no')") is None
+
+
+def test_an_error_while_the_version_is_written_leaves_no_tables(fields):
+    fields.run(TRAIN.format("closed", "wet", ", families => 'linear'"))
+    fields.run("ALTER TABLE closed ADD CHECK (version < 2)")
+    assert "closed" in str(fields.error("SELECT mop_retrain('closed', 'fields', '6 s')"))
+    assert fields.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'closed_v2%'") == 0
+
+
+def test_arrays_of_numbers_are_elements_of_linear_models(fields):
+    fields.run(
+        "CREATE TABLE vectors AS SELECT id, ARRAY[size / 50, 1, coalesce(age, 20) / 30.0]::float8[] AS own, price FROM fields"
+    )
+    call = TRAIN.replace("'fields'", "'vectors'").format(
+        "of_vectors", "price", ", families => 'linear', refit => false"
+    )
+    fields.run(call.replace("time_limit => '12 s'", "time_limit => '5 s'"))
+    details = fields.value("SELECT details FROM of_vectors")
+    measured = fields.run("SELECT * FROM mop_evaluate('of_vectors', %s)", [details["parts"]["valid"]])
+    rmse = {r["metric"]: r["value"] for r in measured}["rmse"]
+    assert rmse == pytest.approx(details["ensemble"]["value"], rel=1e-4)
+
+
+def test_a_column_with_a_test_part_has_one_whatever_the_shares_are(fields):
+    fields.run(
+        "CREATE TABLE parted AS SELECT *, (ARRAY['train', 'train', 'train', 'valid', 'test'])[1 + id % 5] AS part FROM fields"
+    )
+    call = TRAIN.replace("'fields'", "'parted'").format(
+        "by_part", "wet", ", split => 'column', by => 'part', test => 0"
+    )
+    assert "On the test part:" in fields.value(call)
+
+
+def test_what_a_family_saw_of_a_large_table_is_what_it_is_trained_on_again(fields):
+    """Perceptrons are trained on a sample, linear models on all rows: the report claims no more."""
+    rows = (
+        "SELECT i AS id, i % 89 AS a, i * 7 % 97 AS b, (i % 89)::float8 + cos(i) AS y FROM generate_series(1, 40000) i"
+    )
+    fields.run(f"CREATE TABLE broad AS {rows}")
+    report = fields.value(
+        "SELECT mop_train('broad', 'wide', target => 'y', id => 'id', time_limit => '8 s', families => 'linear, mlp', "
+        "max_trials => 1, baselines => false, ensemble => 8)"
+    )
+    details = fields.value("SELECT details FROM wide")
+    saw = {name: details[name]["rows"] for name in ("linear", "mlp")}
+    assert saw["mlp"] < saw["linear"]
+    refit, families = details["refit"], {one["family"] for one in details["ensemble"]["members"]}
+    if refit["models"] == refit["of"]:
+        assert refit["rows"] <= min(saw[family] for family in families) + details["ensemble"]["rows"]
+    if refit["rows"] < refit["of_rows"]:
+        assert f"at least {refit['rows']} of the {refit['of_rows']} rows" in report
+
+
 def trainers_of(db):
     return [row["pid"] for row in db.run("SELECT pid FROM madlib.mop_trainers WHERE state = 'leased'")]
 

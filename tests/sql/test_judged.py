@@ -79,6 +79,35 @@ def test_a_file_of_keras_decides_as_the_model_does(claims, tmp_path):
     assert np.allclose(found["probabilities"], own, atol=1e-5)
 
 
+def test_what_selection_saw_is_what_the_version_answers(claims):
+    """With the temperature and the threshold: the version is measured, not a mean that nobody gets."""
+    claims.run(
+        "CREATE TABLE sure AS SELECT i AS id, random() AS a, random() AS b, random() AS noise FROM generate_series(1, 5200) i, "
+        "setseed(0.5); ALTER TABLE sure ADD outcome text; UPDATE sure SET outcome = CASE WHEN a + noise > 1 THEN 'yes' "
+        "ELSE 'no' END; ALTER TABLE sure DROP noise"
+    )
+    claims.run("SELECT mop_split('sure', 'sure', valid => 0.5, test => 0.3)")
+    claims.run("SELECT mop_pack('sure_train', 'sure_packed', target => 'outcome', exclude => 'id')")
+    claims.run("SELECT mop_pack('sure_valid', 'sure_checked', fitted_on => 'sure_packed')")
+    for metric in ("log_loss", "accuracy", "brier"):
+        claims.run(
+            f"SELECT mop_ensemble(NULL, 'sure_checked', 'by_{metric}', trained_on => 'sure_packed', families => 'mlp', "
+            f"time_limit => '1 s', members => 1, metric => '{metric}')"
+        )
+        found = claims.value(f"SELECT details->'ensemble' FROM by_{metric}")
+        assert measures(claims, f"by_{metric}", "sure_valid")[metric] == pytest.approx(found["value"], rel=1e-5)
+
+
+def test_the_statement_of_a_balanced_call_without_nets_balances(claims):
+    more = ", weight => 'balanced', families => 'linear', refit => false"
+    report = claims.value(TRAIN.format("even", "fraud", "cost", more))
+    (call,) = [line.strip() for line in report.splitlines() if "mop_ensemble(" in line]
+    assert claims.value("SELECT statement FROM even") == call
+    claims.run(call.replace("'even',", "'even_by_hand',"))
+    own, other = (claims.value(f"SELECT details->'ensemble' FROM {name}") for name in ("even", "even_by_hand"))
+    assert len(own["decision"]["factors"]) == 2 and other["decision"] == own["decision"]
+
+
 @pytest.mark.parametrize("families", ["nets", "boosting, linear"])
 def test_a_quantile_is_what_is_predicted(claims, families):
     if families != "nets":

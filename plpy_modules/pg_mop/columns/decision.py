@@ -102,6 +102,11 @@ class Decision:
             return probabilities
         return probabilities * _padded(self.weights, probabilities.shape[-1], 1)
 
+    def decided(self, outputs: numpy.ndarray) -> numpy.ndarray:
+        """Shares [..., classes] of which the greatest decides: for two classes, the one above 0.5."""
+        products = self.weighted(self.probabilities(outputs))
+        return products / products.sum(-1, keepdims=True)
+
     def to_keras(self, width: int) -> dict[str, Any]:
         """The decision for mop_udf/training/raw_model.py, for outputs of so many classes."""
         return {

@@ -122,9 +122,10 @@ def with_scale(transform: str | None, target: str, metric: Metric | None) -> str
     >>> with_scale('{"size": "robust"}', "price", Metric("rmsle"))
     '{"size": "robust", "price": "log"}'
     """
+    given = transform if transform and transform.strip() else None
     if metric is None or metric.name != "rmsle":
-        return transform
-    return json.dumps({**json.loads(transform or "{}"), target: "log"})
+        return given
+    return json.dumps({**json.loads(given or "{}"), target: "log"})
 
 
 @dataclass

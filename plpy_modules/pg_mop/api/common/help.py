@@ -609,8 +609,9 @@ ARGUMENTS = {
     "model": "a named model; mop_import_model: the bytes of a .keras file; madlib_keras_fit: the table to create, with "
     "<name>_summary",
     "model_arch": "JSON of Keras 2 or 3",
+    "balanced": "all classes count alike; NULL: as in the training of the nets",
     "mop_ensemble.metric": "the measure in which the mean is best, as of mop_train",
-    "mop_ensemble.time_limit": "of training boosted trees; NULL: 10 s",
+    "mop_ensemble.time_limit": "of training the families; NULL: 10 s",
     "mop_train.metric": "what judges: log_loss, auc, average_precision, accuracy, f1, balanced_accuracy or brier; of numbers "
     "rmse, mae, rmsle or quantile:0.9; NULL: log_loss or rmse",
     "mop_train.name": "of the model to create",

@@ -15,6 +15,7 @@ from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.columns import OneHot, TargetNumber, Transform
+from pg_mop.inference import trees
 from pg_mop.inference.tree_inputs import TreeInputs
 from pg_mop.packing import packed_rows
 from pg_mop.packing.packed_table import PackedTable
@@ -54,13 +55,13 @@ def train(
     threads = max(1, settings.cores() - settings.runnable_threads())
     with db.undone():  # a lock on a step's table would hinder its owner, another session of this call, from dropping it
         packed = PackedTable(db, packed_text, "packed table of boosting")
-        reason = obstacle(packed.transform)
+        reason = obstacle(packed.shaped)
         if reason is not None:
             raise MopError(f'"{packed_text}" has no boosted trees: {reason}', hint=f"families => '{NETS}'")
-        encoder = TreeInputs(packed.transform.inputs)
+        encoder = TreeInputs(packed.shaped.inputs)
         most = max(LEAST_ROWS, int(CELLS_PER_SECOND * threads * seconds / encoder.width))
         training = target_of(packed, packed_rows.read(db, packed, most, MOST_BYTES), is_balanced)
-    (target,) = packed.transform.outputs
+    (target,) = packed.shaped.outputs
     classes = len(target.classes) if isinstance(target, OneHot) else 0
     if len({max(classes, 1), training.truth.shape[1], valid.truth.shape[1]}) > 1:
         raise MopError(f'the targets of "{packed_text}" and of the validation rows are not packed alike')
@@ -97,7 +98,9 @@ def train(
         number = header["kept"][place]
         info = {name: trials[number][name] for name in ("params", "rounds", "seconds")}
         kept.append(Kept(number + 1, bytes(texts[place]), outputs, info))
-    return Trained(packed.transform, trials, kept, count, time.monotonic() - began)
+    if kept:
+        _check_readable(kept[0].content, encoder.width)
+    return Trained(packed.shaped, trials, kept, count, time.monotonic() - began)
 
 
 def refit(
@@ -130,3 +133,18 @@ def refit(
         trainer.send(header, *(array.reshape(-1).view(np.uint8) for array in arrays))
         _, payloads = trainer.receive()
     return [bytes(text) for text in payloads]
+
+
+def _check_readable(text: bytes, width: int) -> None:
+    """Raises MopError where a session cannot read LightGBM's text, for rows of so many elements."""
+    try:
+        trees.read(text, width)
+        return
+    except trees.BadTrees as error:
+        problem = str(error)
+    raise MopError(
+        "the trees of the installed LightGBM cannot be read",
+        detail=problem,
+        hint=f"pg_mop reads text {trees.VERSION}, of LightGBM 4: pip install 'lightgbm>=4,<5'; or families => '{NETS}'.",
+        sqlstate="0A000",
+    )

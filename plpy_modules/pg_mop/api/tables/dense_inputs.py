@@ -186,22 +186,29 @@ def search(
     check_installed(request["op"])
     with db.undone():  # a lock on a step's table would hinder its owner, another session of this call, from dropping it
         packed = PackedTable(db, packed_text, "packed table of training rows")
-        reason = obstacle(packed.transform)
+        reason = obstacle(packed.shaped)
         if reason is not None:
             raise MopError(f'"{packed_text}" has no {request["op"]}: {reason}', hint=f"families => '{NETS}'")
-        inputs = DenseInputs(packed.transform)
+        inputs = DenseInputs(packed.shaped)
+        answer_bytes = 8 * inputs.outputs * max(1, len(valid.truth))
+        if answer_bytes > MOST_BYTES:
+            raise MopError(
+                f"{inputs.outputs:,} classes of {len(valid.truth):,} validation rows need too much memory",
+                hint=f"families => '{NETS}'",
+            )
         most = max(LEAST_ROWS, int(cells_per_second * seconds / max(1, inputs.width)))
+        most = min(most, max(1, MOST_BYTES // (4 * inputs.outputs)))  # (perceptrons have an element for each class)
         training = target_of(packed, packed_rows.read(db, packed, most, MOST_BYTES), is_balanced)
     if training.truth.shape[1] != valid.truth.shape[1]:
         raise MopError(f'the targets of "{packed_text}" and of the validation rows are not packed alike')
-    request = {**request, "until": began + seconds}
+    request = {**request, "until": began + seconds, "kept": min(request["kept"], max(1, MOST_BYTES // answer_bytes))}
     header, payloads = asked(db, session, inputs, [training, valid], request)
     numbers, trials, kept = header["kept"], header["trials"], []
     for place, outputs in kept_of(payloads[len(numbers) :], len(valid.truth)):
         info = info_of(trials[numbers[place]])
         net, weights = net_of(inputs, info, bytes(payloads[place]))
         kept.append(Kept(numbers[place] + 1, weights, outputs, info, net))
-    return Trained(packed.transform, trials, kept, len(training.truth), time.monotonic() - began)
+    return Trained(packed.shaped, trials, kept, len(training.truth), time.monotonic() - began)
 
 
 def asked(

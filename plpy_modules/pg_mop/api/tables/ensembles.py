@@ -35,6 +35,7 @@ from pg_mop.columns.decision import Decision
 from pg_mop.inference import calibration, ensemble, forward
 from pg_mop.inference.metrics import (
     MOST_RANKED,
+    OF_DECISIONS,
     OF_RANKS,
     OF_THE_SHARES,
     WITH_THRESHOLD,
@@ -48,6 +49,7 @@ from pg_mop.packing import packed_rows
 from pg_mop.packing.packed_table import PackedTable
 
 CANDIDATES = 32  # models of the least validation loss, among which an ensemble chooses
+MOST_TRIED = CANDIDATES + boosting.KEPT + linear.KEPT + perceptrons.KEPT
 MOST_ROWS, LEAST_ROWS = 20_000, 500  # that choose
 MOST_BYTES = 256 << 20  # of these rows, of all candidates' answers, and of the weights of an ensemble
 CHUNK_ROWS = 10_000  # that a model answers for at a time
@@ -174,11 +176,12 @@ def mop_ensemble(
     families: str | None,
     time_limit: str | None,
     metric: str | None,
+    balanced: bool | None,
 ) -> int:
     """Make the best mean of models of a table a version of the named model `name`; returns the version.
 
     `trained_on`: a packed table, on whose rows models of other `families` are trained for `time_limit`: candidates, too;
-    `metric`: in which the mean is best.
+    `metric`: in which the mean is best; `balanced`: all classes count alike, as they did in the training of the nets.
     """
     Metric.read(metric)
     db.check_engine("mop_ensemble")
@@ -189,8 +192,15 @@ def mop_ensemble(
         check_writable(db, table_of(db, name))
     has_nets = model_table is not None or trained_on is None
     candidates = candidates_of(db, model_table, most) if has_nets else []
-    is_balanced = bool(candidates) and all(_is_balanced(info) for info in candidates)
+    is_balanced = all(_is_balanced(info) for info in candidates) if candidates else bool(balanced)
+    if balanced not in (None, is_balanced):
+        raise MopError(
+            f'the classes of "{model_table}" have {"not " * (not is_balanced)}counted alike in training',
+            hint="Leave out balanced.",
+        )
     rows = Rows(db, validation_table, is_balanced, metric)
+    if balanced and not rows.is_balanced:
+        raise MopError("balanced needs classes, but the target has numbers", hint="Leave out balanced.")
     others = Others()
     if trained_on is not None:
         own = trained.families_of(families)
@@ -200,6 +210,7 @@ def mop_ensemble(
     limit = trained_on and f"{seconds:g} s"
     more = {"trained_on": trained_on, "families": families, "time_limit": limit, "metric": metric}
     arguments = "".join(f", {key} => {quote_literal(value)}" for key, value in more.items() if value is not None)
+    arguments += ", balanced => true" * bool(balanced)
     statement = f"SELECT {db.extension}.mop_ensemble({call}, members => {most}{arguments});"
     details = {"ensemble": found.to_json(), **others.to_json()}
     return add_version(db, name, found.version(details=details, description=description, statement=statement))
@@ -229,25 +240,52 @@ class Others(dict[str, Trained]):
         most_trials: float | None = None,
     ) -> None:
         """Train the `families` on a packed table, within `seconds`; `rows` judge. `is_needed`: where none of them can be
-        trained for such rows, that is an error. Raises MopError."""
+        trained for such rows, that is an error. A family that fails is told; where all do, that is an error. Raises
+        MopError."""
         until = time.monotonic() + seconds
+        _check_packed_alike(db, packed_text, rows)
         reasons = obstacles(rows.transform, families)
         possible = [family for family in SHARES if reasons.get(family, "") is None]
+        if is_needed and not reasons:
+            raise MopError(
+                "families names nets alone, which are not trained here", hint=f"families => '{trained.LINEAR}'"
+            )
         if is_needed and not possible:
             raise MopError(
                 f'"{packed_text}" can have nets alone: {"; ".join(str(reason) for reason in reasons.values())}',
                 hint=f"families => '{trained.NETS}'",
             )
         given = db, session, packed_text, rows.target, rows.is_balanced
+        problems: list[MopError] = []
         for number, family in enumerate(possible):
             share = SHARES[family] / sum(SHARES[later] for later in possible[number:])
             part = max(LEAST_SECONDS, share * (until - time.monotonic()))
-            if family == trained.LINEAR:
-                self[family] = linear.train(*given, part)
-            elif family == trained.BOOSTING:
-                self[family] = boosting.train(*given, part, most_trials, rows.metric.objective)
-            else:
-                self[family] = perceptrons.train(*given, part, most_trials)
+            try:
+                if family == trained.LINEAR:
+                    self[family] = linear.train(*given, part)
+                elif family == trained.BOOSTING:
+                    self[family] = boosting.train(*given, part, most_trials, rows.metric.objective)
+                else:
+                    self[family] = perceptrons.train(*given, part, most_trials)
+            except MopError as error:  # the other families answer without it
+                problems.append(error)
+                if len(problems) < len(possible):
+                    text = f"the family {family} is not trained: {error.message}"
+                    db.warning(text, detail=error.detail, hint=error.hint)
+        if problems and not self:
+            raise problems[-1]
+
+
+def _check_packed_alike(db: Database, packed_text: str | None, rows: Rows) -> None:
+    """Raises MopError where training rows are packed otherwise than the rows that judge."""
+    with db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
+        packed = PackedTable(db, packed_text, "packed table of training rows")
+        difference = rows.transform.difference(packed.shaped)
+    if difference is not None:
+        raise MopError(
+            f'the rows of "{rows.text}" are not packed as those of "{packed_text}": {difference}',
+            hint=f"SELECT {db.extension}.mop_pack(..., fitted_on => {quote_literal(packed_text)});",
+        )
 
 
 def obstacles(transform: Transform, families: Collection[str]) -> dict[str, str | None]:
@@ -333,10 +371,10 @@ def choose(
         member.weight = share
     mean = np.sum([share * together[place].astype("f8") for place, share in enumerate(shares) if share], 0)
     members = sorted((m for m in tried if m.weight), key=lambda m: (-m.weight, m.family, m.key))
-    value, alone = rows.values(mean, together)
     transform = next((own.transform for own in others.values()), rows.transform)
     trained_on = with_shapes(members[0].model) if members[0].model is not None else transform
     decided = rows.decide(mean, trained_on)
+    value, alone = rows.values(mean, together, decided)
     return Ensemble(members, rows.metric, value, alone, len(tried), rows.count, transform, decided)
 
 
@@ -445,13 +483,13 @@ class Rows:
         """Read them; `is_balanced`: training lets all classes count alike. Raises MopError where there are several targets, or
         where the metric does not suit them."""
         packed = PackedTable(db, text, "validation table")
-        self.text, self.transform, self._schema = packed.text, packed.transform, db.extension
+        self.text, self.transform, self._schema = packed.text, packed.shaped, db.extension
         if len(packed.outputs) != 1:
             raise MopError(f'"{packed.text}" has {len(packed.outputs)} targets: a named model has one')
-        (target,) = packed.transform.outputs
+        (target,) = packed.shaped.outputs
         self.metric = Metric.of_call(metric, target.is_numbers, target.name)
         self.is_balanced, self._is_classes = is_balanced and not target.is_numbers, not target.is_numbers
-        most = max(LEAST_ROWS, MOST_BYTES // (4 * math.prod(target.shape) * (CANDIDATES + boosting.KEPT)))
+        most = max(LEAST_ROWS, MOST_BYTES // (4 * math.prod(target.shape) * MOST_TRIED))
         self._is_log_loss = self.metric.name == "log_loss"  # it needs the probability of one class of a row alone
         arrays = packed_rows.read(db, packed, MOST_ROWS if self._is_log_loss else min(MOST_ROWS, most), MOST_BYTES)
         self.target = trained.target_of(packed, arrays, self.is_balanced)
@@ -517,8 +555,11 @@ class Rows:
     def _taken(self, answers: np.ndarray, judge: Judge) -> np.ndarray:
         return judge.taken(answers) if self._is_classes and self._keeps_all else answers
 
-    def values(self, mean: np.ndarray, answers: np.ndarray) -> tuple[float, float]:
-        """The metric of a mean, and that of the best model alone."""
+    def values(self, mean: np.ndarray, answers: np.ndarray, made: Decision | None) -> tuple[float, float]:
+        """The metric of a mean with its decision, and that of the best model alone. Balanced classes are judged without it:
+        it corrects the probabilities to other shares than those that judge."""
+        if made is not None and self._keeps_all and not self.is_balanced:
+            mean = made.decided(mean) if self.metric.name in OF_DECISIONS else made.probabilities(mean)
         own, others = (self._judge.loss(self._taken(kept, self._judge)) for kept in (mean, answers))
         return self.metric.of_loss(float(own)), self.metric.of_loss(float(np.nanmin(others)))
 

@@ -18,6 +18,7 @@ from pg_mop.backend import weights
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_literal, written
+from pg_mop.columns import Transform
 from pg_mop.packing import packed_rows
 from pg_mop.packing.packed_table import PackedTable
 
@@ -31,32 +32,60 @@ START = 1.5  # seconds that packing and a run of nets take, beside training
 
 
 def without_nets(
-    db: Database, session: Session, packed_text: str, rows: Rows, members: Ensemble, used: int, seconds: float
-) -> int:
-    """Train trees, linear models and perceptrons again, on at most `used` rows of the training table and on the validation
-    `rows`; returns how many members it were. What has taken longer than `seconds` allow stays as it is. Raises MopError."""
-    growth, chosen = (used + rows.count) / max(1, used), defaultdict[str, list[Member]](list)
+    db: Database, session: Session, packed_text: str, rows: Rows, members: Ensemble, others: Others, seconds: float
+) -> list[int]:
+    """Train trees, linear models and perceptrons again, each on as many rows of the training table as before and on the
+    validation `rows`; returns how many rows each of them was trained on. What has taken longer than `seconds` allow stays as
+    it is, and so does a family that cannot be trained, with a WARNING. `others`: the candidates."""
+    chosen, trained_on, found = defaultdict[str, list[Member]](list), dict[int, trained.Target](), list[int]()
     for member in members.members:  # those with the most weight first
-        if member.family != trained.NETS and growth * member.info["seconds"] <= seconds:
+        if member.family == trained.NETS:
+            continue
+        own = others[member.family].rows
+        needed = (own + rows.count) / max(1, own) * member.info["seconds"]
+        if needed <= seconds:
             chosen[member.family].append(member)
-            seconds -= growth * member.info["seconds"]
-    if not chosen:
-        return 0
+            seconds -= needed
+    for family, again in chosen.items():
+        used = others[family].rows
+        try:
+            if used not in trained_on:
+                trained_on[used] = _joined(db, packed_text, rows, used)
+            _train_again(db, session, family, again, trained_on[used], others[family].transform, rows)
+        except MopError as error:
+            text = f"the family {family} is not trained again: {error.message}"
+            db.warning(text, detail=error.detail, hint=error.hint)
+        else:
+            found += [len(trained_on[used].truth)] * len(again)
+    return found
+
+
+def _joined(db: Database, packed_text: str, rows: Rows, used: int) -> trained.Target:
+    """So many rows of the training table, and the validation rows."""
     with db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
         packed = PackedTable(db, packed_text, "packed table")
         arrays = packed_rows.read(db, packed, used, boosting.MOST_BYTES)
-        training = trained.target_of(packed, arrays, rows.is_balanced).joined(rows.target, rows.is_balanced)
-    for family, own in chosen.items():
-        infos = [member.info for member in own]
-        if family == trained.BOOSTING:
-            objective = rows.metric.objective
-            for member, text in zip(own, boosting.refit(db, session, packed.transform, training, infos, objective)):
-                member.content, member.size = text, len(text)
-        else:
-            nets = linear.refit if family == trained.LINEAR else perceptrons.refit
-            for member, (net, content) in zip(own, nets(db, session, packed.transform, training, infos)):
-                member.architecture, member.content = net, content
-    return sum(map(len, chosen.values()))
+        return trained.target_of(packed, arrays, rows.is_balanced).joined(rows.target, rows.is_balanced)
+
+
+def _train_again(
+    db: Database,
+    session: Session,
+    family: str,
+    members: Sequence[Member],
+    training: trained.Target,
+    transform: Transform,
+    rows: Rows,
+) -> None:
+    infos = [member.info for member in members]
+    if family == trained.BOOSTING:
+        texts = boosting.refit(db, session, transform, training, infos, rows.metric.objective)
+        for member, text in zip(members, texts, strict=True):
+            member.content, member.size = text, len(text)
+        return
+    nets = linear.refit if family == trained.LINEAR else perceptrons.refit
+    for member, (net, content) in zip(members, nets(db, session, transform, training, infos), strict=True):
+        member.architecture, member.content = net, content
 
 
 @dataclass(frozen=True)
@@ -123,11 +152,11 @@ def run(
     """Train the chosen models of a call again, as far as its time allows: (what `details` say of it, the place of the best
     model). `members`: None where that answers alone; `others`: those that were candidates. Raises MopError."""
     seconds = call.times.begin(time_shares.REFIT)
-    until, count, of = time.monotonic() + seconds, 0, 1 if members is None else len(members.members)
+    until, of = time.monotonic() + seconds, 1 if members is None else len(members.members)
+    everything, used = call.used_rows("train") + call.used_rows("valid"), list[int]()
     try:
         if members is not None and rows is not None:
-            used = max((own.rows for own in others.values()), default=0)
-            count += without_nets(call.db, session, n["packed"], rows, members, used, seconds)
+            used += without_nets(call.db, session, n["packed"], rows, members, others, seconds)
             session.give_back()  # the nets may need the trainer
         nets = [] if members is None else [member for member in members.nets if member.model is not None]
         weights_of = {best[1]: 1.0} if members is None else {member.key: member.weight for member in nets}
@@ -137,15 +166,14 @@ def run(
                 if member.key in places:
                     member.model = StoredModel(call.db, *places[member.key])
                     member.model.weights = None
-        count += len(places)
+        used += [everything] * len(places)
         if members is None:
             best = places.get(best[1], best)
     except MopError as error:
         call.db.warning(f"not all models are trained again: {error.message}", detail=error.detail, hint=error.hint)
-    if count < of:
-        call.times.left_out.append(f"training {of - count} of the {of} models again with the validation rows")
-    total = call.used_rows("train") + call.used_rows("valid")
-    return ({"rows": total, "models": count, "of": of} if count else {}), best
+    if len(used) < of:
+        call.times.left_out.append(f"training {of - len(used)} of the {of} models again with the validation rows")
+    return ({"rows": min(used), "of_rows": everything, "models": len(used), "of": of} if used else {}), best
 
 
 def _nets(

@@ -163,6 +163,11 @@ class Training:
         self.has_nets = trained.NETS in self.families
         if not self.has_nets:
             self._check_without_nets()
+            if present is not None:
+                db.notice(
+                    f"no weights of version {present} go on, its transform alone: the model's families have no nets",
+                    hint="warm => false fits the transform, too.",
+                )
         layer_names(arguments.layers)
         Metric.read(arguments.metric)
         if db.setting("transaction_isolation") != "read committed":
@@ -177,6 +182,7 @@ class Training:
         if arguments.folds is not None:
             self._check_folds()
         self.statements: list[str] = []
+        self.made_by = ""  # the statement that makes the version
         self.drawn: dict[str, int] = {}  # rows that are drawn of a part
         self.query: str | None = None  # the source with qualified names, where it is a query
         with rows_of(db, self.source) if not is_query(self.source) else view_of_query(db, str(self.source)) as rows:
@@ -326,11 +332,33 @@ class Training:
                 again: dict[str, Any] = {}
                 if self.may_refit and "valid" in self.parts:
                     again, place = refit.run(self, steps, session, n, rows, members, place, others)
+                with (
+                    db.plpy.subtransaction()
+                ):  # an error gives back its locks, so that the steps' tables can be dropped
+                    kept = {**others.to_json(), **({"refit": again} if again else {})}
+                    return self._made(session, n, place, members, trial, kept, kind, metric, use)
             except BaseException:
                 steps.finish(self._dropping(n))
                 raise
+
+    def _made(
+        self,
+        session: Any,
+        n: dict[str, str],
+        place: tuple[str, int],
+        members: ensembles.Ensemble | None,
+        trial: dict[str, Any] | None,
+        kept: dict[str, Any],
+        kind: str,
+        metric: Metric,
+        use: bool,
+    ) -> str:
+        """Add the version, and measure it; returns the report. `place`: of the best net; `kept`: what details have of the other
+        families and of training again."""
+        db, times = self.db, self.times
         if members is None:
-            self.statements.append(self._call("mop_deploy", [self.name, *place], {}))
+            self.made_by = self._call("mop_deploy", [self.name, *place], {})
+            self.statements.append(self.made_by)
         number = self._add(place, members, trial, kind, use)
         model = NamedModel.find(db, self.name, number)
         times.begin(time_shares.MEASURE)
@@ -340,12 +368,11 @@ class Training:
         details = {
             "arguments": self.arguments.to_json(),
             "parts": self.queries,
-            **({"folds": self._means(n, best)} if self.arguments.folds is not None else {}),
+            **({"folds": self._means(n, trial["mst_key"])} if self.arguments.folds is not None and trial else {}),
             "statements": self.statements,
             **({"net": trial["net"], "iterations": trial["iterations"]} if trial is not None else {}),
             **(self._described(n, members) if members is not None else {}),
-            **others.to_json(),
-            **({"refit": again} if again else {}),
+            **kept,
             "trials": trials,
             "rows": self.parts,
             **({"drawn": self.drawn} if self.drawn else {}),
@@ -366,14 +393,12 @@ class Training:
         if "test" not in self.parts:
             self.times.end()
             metrics = {} if members is None else {metric.name: members.value}
-            said = (
-                "There is no test part: the validation rows alone have judged, and have chosen, so they judge too well."
-            )
+            said = "There is no test part: the rows that have chosen have judged, so they judge too well."
             return {"metrics": metrics, "details": {}, "said": [said]}
         measurement = reports.measure(self.db, session, model, n["test"], baselines.is_taken)
         metrics = measurement.measures(metric.share)
         contenders_here, comparison = [Contender("pg_mop", metrics)], ""
-        if self.arguments.baselines is not False:
+        if time_shares.BASELINES in self.timed_steps:
             more, comparison = self._baselines(session, n, model, measurement, metrics, metric)
             contenders_here += more
         self.times.end()
@@ -637,9 +662,14 @@ class Training:
             time_shares.NETS: self.has_nets,
             time_shares.ENSEMBLE: self.has_nets and self.arguments.folds is None,
             time_shares.REFIT: self.may_refit,
-            time_shares.BASELINES: self.arguments.baselines is not False and self.arguments.test != 0,
+            time_shares.BASELINES: self.arguments.baselines is not False and self.has_test,
         }
         return [time_shares.PREPARE, time_shares.MEASURE, *(step for step, has in steps.items() if has)]
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there may be a test part: the values of a column decide about it, where one has the parts."""
+        return self.split == "column" or self.arguments.test != 0
 
     @property
     def may_refit(self) -> bool:
@@ -652,7 +682,7 @@ class Training:
         if "valid" not in self.parts:
             return dict.fromkeys(families, "they need a validation part, which chooses among them")
         with self.db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
-            return ensembles.obstacles(PackedTable(self.db, n["packed"], "packed table").transform, families)
+            return ensembles.obstacles(PackedTable(self.db, n["packed"], "packed table").shaped, families)
 
     def is_too_short_for_nets(self, reasons: dict[str, str | None]) -> bool:
         """Whether perceptrons take the place of nets, because the time is too short to compile these. `reasons`: why other
@@ -827,7 +857,8 @@ class Training:
         if best is None:
             raise MopError("no trial was evaluated within the time limit", hint="Give a longer time_limit.")
         trial = self.db.one(
-            f"SELECT t.compile_params, t.fit_params, t.iterations, a.name AS net FROM {self._found(n['search'], '_trials')} t "
+            "SELECT t.mst_key, t.compile_params, t.fit_params, t.iterations, a.name AS net "
+            f"FROM {self._found(n['search'], '_trials')} t "
             f"JOIN {self.db.find_table(n['nets'])} a USING (model_id) WHERE mst_key = {int(best)}"
         )
         assert trial is not None
@@ -840,10 +871,12 @@ class Training:
         validation, if they are read."""
         if "valid" not in self.parts:
             return None
-        search, more = n["search"] if self.has_nets else None, {}
+        search, more = n["search"] if self.has_nets else None, dict[str, Any]()
         if others:
             families = ", ".join(others.to_json())
             more = {"trained_on": n["packed"], "families": families, "time_limit": f"{others.seconds:.1f} s"}
+            if self.balanced and not self.has_nets:
+                more["balanced"] = True
         seconds = self.times.begin(time_shares.ENSEMBLE) if self.has_nets else LEAST_SECONDS
         try:
             rows = rows or ensembles.Rows(self.db, n["checked"], self.balanced, self.arguments.metric)
@@ -855,7 +888,8 @@ class Training:
             self.db.warning(f"the best trial answers alone: {error.message}", detail=error.detail, hint=error.hint)
             return None
         arguments = {"members": self.most_members, **more, "metric": self.arguments.metric}
-        self.statements.append(self._call("mop_ensemble", [search, n["checked"], self.name], arguments))
+        self.made_by = self._call("mop_ensemble", [search, n["checked"], self.name], arguments)
+        self.statements.append(self.made_by)
         return found
 
     def _described(self, n: dict[str, str], members: ensembles.Ensemble) -> dict[str, Any]:
@@ -889,7 +923,7 @@ class Training:
         more: dict[str, Any] = {
             "kind": kind,
             "description": f"trained on {self.source}"[:200],
-            "statement": self.statements[-1],
+            "statement": self.made_by,
         }
         if members is None:
             assert trial is not None
@@ -1034,7 +1068,12 @@ def _of_drawn(drawn: dict[str, int], parts: dict[str, int]) -> str:
 def _of_refit(refit: dict[str, Any]) -> str:
     """The line of the report about models that were trained again."""
     models = "It was" if refit["of"] == 1 else f"{refit['models']} of the {refit['of']} models were"
-    return f"{models} trained again on all {refit['rows']} rows of the training and validation parts."
+    rows = (
+        f"all {refit['rows']}"
+        if refit["rows"] == refit["of_rows"]
+        else f"at least {refit['rows']} of the {refit['of_rows']}"
+    )
+    return f"{models} trained again on {rows} rows of the training and validation parts."
 
 
 def _of_trials(details: dict[str, Any]) -> str:
