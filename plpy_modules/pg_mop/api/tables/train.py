@@ -336,10 +336,12 @@ class Training:
                     db.plpy.subtransaction()
                 ):  # an error gives back its locks, so that the steps' tables can be dropped
                     kept = {**others.to_json(), **({"refit": again} if again else {})}
-                    return self._made(session, n, place, members, trial, kept, kind, metric, use)
+                    made = self._made(session, n, place, members, trial, kept, kind, metric, use)
             except BaseException:
                 steps.finish(self._dropping(n))
                 raise
+        number, model, details, switched, said = made
+        return self._report(number, model, metric, details, trial, switched, said)
 
     def _made(
         self,
@@ -352,8 +354,9 @@ class Training:
         kind: str,
         metric: Metric,
         use: bool,
-    ) -> str:
-        """Add the version, and measure it; returns the report. `place`: of the best net; `kept`: what details have of the other
+    ) -> tuple[int, NamedModel, dict[str, Any], bool, list[str]]:
+        """Add the version, and measure it: (its number, the model, its details, whether it is in use, what is said of its
+        measures). `place`: of the best net; `kept`: what details have of the other
         families and of training again."""
         db, times = self.db, self.times
         if members is None:
@@ -383,7 +386,7 @@ class Training:
         }
         self._complete(number, measured["metrics"], details)
         self._end_steps(n)
-        return self._report(number, model, metric, details, trial, switched, measured["said"])
+        return number, model, details, switched, measured["said"]
 
     def _measured(
         self, session: Any, n: dict[str, str], model: NamedModel, members: ensembles.Ensemble | None, metric: Metric
