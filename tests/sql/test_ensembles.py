@@ -91,7 +91,7 @@ def test_of_one_member_the_version_is_the_best_model_itself(houses):
 
 TRAIN = (
     "SELECT mop_train('houses', '{}', target => 'sold', exclude => 'id, noise, price', max_trials => 6, "
-    "time_limit => '15 s', layers => 'linear, small', families => 'nets', baselines => false{})"
+    "time_limit => '15 s', layers => 'linear, small', families => 'nets', refit => false, baselines => false{})"
 )
 
 

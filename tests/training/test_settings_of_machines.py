@@ -7,7 +7,7 @@ import pytest
 
 import mop_udf
 from mop_udf.pool import process
-from pg_mop.api.tables.boosting import families_of
+from pg_mop.api.tables.trained import FAMILIES, families_of
 from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from support.workload import dense, needs_jax, needs_torch
@@ -23,6 +23,8 @@ def test_boosting_is_a_family_where_its_package_is_installed(tmp_path, monkeypat
         assert "pip install lightgbm" in caught.value.hint
     (packages / "lightgbm").mkdir(parents=True)
     assert families_of(None) == families_of("boosting, Nets") == ("nets", "boosting")
+    (packages / "scipy").mkdir()
+    assert families_of(None) == FAMILIES and families_of("mlp, linear") == ("linear", "mlp")
 
 
 def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path, monkeypatch):
