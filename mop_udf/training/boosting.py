@@ -11,7 +11,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,12 @@ class Trial:
             "seconds": self.seconds,
             "ended": self.ended,
         }
+
+
+def rows_of(shape: Sequence[int], is_weighted: bool, payloads: Iterator[Any]) -> Rows:
+    """The rows of a request, from its next payloads. `shape`: of the inputs."""
+    inputs, targets = np.frombuffer(next(payloads), "<f4").reshape(shape), np.frombuffer(next(payloads), "<f8")
+    return Rows(inputs, targets, np.frombuffer(next(payloads), "<f8") if is_weighted else None)
 
 
 def imported() -> Any:

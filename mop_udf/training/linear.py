@@ -69,7 +69,7 @@ class Trial:
     answers: np.ndarray | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What the caller is told."""
+        """The trial as details of a version keep it."""
         params = {"design": self.design, "alpha": self.alpha}
         return {"params": params, "loss": self.loss if math.isfinite(self.loss) else None, "seconds": self.seconds}
 
@@ -153,11 +153,11 @@ class _Model:
 
         parts = [rows.elements] if pieces is None else [rows.elements, pieces.of(rows.elements)]
         self._x = np.concatenate(parts, 1).astype("f8" if rows.elements.size < 4_000_000 else "f4")
+        self._scales = _scales(sparse, codes, (trained or rows).codes)
         self._sparse = [
             _incidence(sparse, own, array) * sparse.diags(scale)
-            for own, array, scale in zip(codes, rows.codes, _scales(sparse, codes, (trained or rows).codes))
+            for own, array, scale in zip(codes, rows.codes, self._scales)
         ]
-        self._scales = _scales(sparse, codes, (trained or rows).codes)
         self._classes, self._outputs = classes, 1 if classes <= 2 else classes
         self._targets = rows.targets.astype(int) if classes else rows.targets
         weights = np.ones(len(rows.targets)) if rows.weights is None else rows.weights

@@ -21,7 +21,9 @@ from mop_udf.training.linear import Codes, Pieces, Rows
 BETAS, EPSILON = (0.9, 0.95), 1e-8
 PASSES, STEPS, LEAST_PASSES = 16, 6000, 4  # of a usual trial: so many passes; fewer where these were more steps
 LEAST_SECONDS = 0.5  # of the first trial
-NEXT = 0.35  # share of the time that a trial may take; what is left, if the first needs more, is too little
+NEXT = (
+    0.35  # share of the time that a trial may take; the search ends where the first trial needed more than what is left
+)
 RANDOM = 4  # trials after the recipes that are drawn at random
 PARENTS = 3  # the best trials that are varied
 CHUNK = 8192  # rows that are answered at a time
@@ -64,7 +66,7 @@ class Trial:
     answers: np.ndarray | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What the caller is told."""
+        """The trial as details of a version keep it."""
         return {
             "params": asdict(self.recipe),
             "passes": self.passes,
@@ -191,9 +193,11 @@ def refit(
     seed: int,
 ) -> list[list[np.ndarray]]:
     """The weights of models (recipe, passes), trained on `rows`."""
-    found = []
+    found, data = [], dict[bool, _Data]()
     for recipe, passes in models:
-        net = _Net(_Data(rows, None, codes, dimensions, pieces if recipe.pieces else None, classes), recipe, seed)
+        if recipe.pieces not in data:
+            data[recipe.pieces] = _Data(rows, None, codes, dimensions, pieces if recipe.pieces else None, classes)
+        net = _Net(data[recipe.pieces], recipe, seed)
         for number in range(1, passes + 1):
             net.train_pass(number, math.inf)
         found.append(net.copied())

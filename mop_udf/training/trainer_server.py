@@ -322,19 +322,11 @@ class TrainerServer:
             from mop_udf.training import boosting
 
             given = iter(payloads)
-            rows: list[boosting.Rows] = []
-            for shape, is_weighted in zip(header["shapes"], header["weighted"], strict=True):
-                inputs = np.frombuffer(next(given), "<f4").reshape(shape)
-                targets = np.frombuffer(next(given), "<f8")
-                rows.append(boosting.Rows(inputs, targets, np.frombuffer(next(given), "<f8") if is_weighted else None))
-            train, valid = rows
+            parts = zip(header["shapes"], header["weighted"], strict=True)
+            train, valid = (boosting.rows_of(shape, is_weighted, given) for shape, is_weighted in parts)
             limits = {name: header[name] for name in ("until", "most", "threads", "seed", "kept", "objective")}
             trials = boosting.search(train, valid, header["codes"], header["classes"], **limits)
-            kept = [(number, one.text, one.answers) for number, one in enumerate(trials) if one.answers is not None]
-            answer = {"trials": [one.to_json() for one in trials], "kept": [number for number, _, _ in kept]}
-            texts = (text.encode() for _, text, _ in kept)
-            answers = (np.ascontiguousarray(made, "<f8").reshape(-1).view(np.uint8) for _, _, made in kept)
-            self.channel.send(answer, *texts, *answers)
+            self._send_trials(trials, lambda one: one.text.encode())
         except ImportError as error:
             self.channel.send({"absent": str(error)})
         except Exception as error:
@@ -361,15 +353,19 @@ class TrainerServer:
             codes, pieces = linear.read_design(header)
             limits = {name: header[name] for name in ("classes", "until", "kept")}
             trials = search(train=train, valid=valid, codes=codes, pieces=pieces, **limits)
-            kept = [(number, one.weights, one.answers) for number, one in enumerate(trials) if one.answers is not None]
-            answer = {"trials": [one.to_json() for one in trials], "kept": [number for number, _, _ in kept]}
-            weights = (linear.flat(own) for _, own, _ in kept)
-            answers = (np.ascontiguousarray(made, "<f8").reshape(-1).view(np.uint8) for _, _, made in kept)
-            self.channel.send(answer, *weights, *answers)
+            self._send_trials(trials, lambda one: linear.flat(one.weights))
         except ImportError as error:
             self.channel.send({"absent": str(error)})
         except Exception as error:
             self._refuse(error)
+
+    def _send_trials(self, trials: Sequence[Any], content: Callable[[Any], Any]) -> None:
+        """Send all trials as JSON, and of those that are kept the `content` and the answers."""
+        kept = [(number, one) for number, one in enumerate(trials) if one.answers is not None]
+        answer = {"trials": [one.to_json() for one in trials], "kept": [number for number, _ in kept]}
+        contents = [content(one) for _, one in kept]
+        answers = (np.ascontiguousarray(one.answers, "<f8").reshape(-1).view(np.uint8) for _, one in kept)
+        self.channel.send(answer, *contents, *answers)
 
     def on_refit(self, header: Header, payloads: Payloads) -> None:
         try:
@@ -390,13 +386,11 @@ class TrainerServer:
             else:
                 from mop_udf.training import boosting
 
-                inputs = np.frombuffer(next(given), "<f4").reshape(shapes[0])
-                targets = np.frombuffer(next(given), "<f8")
-                weights = np.frombuffer(next(given), "<f8") if is_weighted else None
+                trees_rows = boosting.rows_of(shapes[0], is_weighted, given)
                 options = {
                     name: header[name] for name in ("codes", "classes", "models", "threads", "seed", "objective")
                 }
-                texts = boosting.refit(boosting.Rows(inputs, targets, weights), **options)
+                texts = boosting.refit(trees_rows, **options)
                 self.channel.send({}, *(text.encode() for text in texts))
         except Exception as error:
             self._refuse(error)
