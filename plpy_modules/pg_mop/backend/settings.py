@@ -82,6 +82,11 @@ def runnable_threads() -> int:
         return 0
 
 
+def free_cores() -> int:
+    """How many cores no thread of this machine uses now; at least 1."""
+    return max(1, cores() - runnable_threads())
+
+
 def check_kernel(options: Mapping[str, Any]) -> None:
     """Raises MopError if the framework of parsed settings does not have their kernel."""
     kernel, backend = options["kernel"], options["keras_backend"]

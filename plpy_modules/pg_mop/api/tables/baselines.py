@@ -124,7 +124,7 @@ def contenders(
                 "shapes": [list(x.shape), list(others.shape)],
                 "words": [list(array.shape) for array in words],
                 "seconds": seconds,
-                "threads": max(1, settings.cores() - settings.runnable_threads()),
+                "threads": settings.free_cores(),
             },
             *(
                 np.ascontiguousarray(array).reshape(-1).view(np.uint8)

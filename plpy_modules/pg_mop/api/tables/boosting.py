@@ -9,7 +9,17 @@ from typing import Any
 
 from mop_udf.aggregate import Session
 from pg_mop.api.common.session import trainer_of, trainer_options
-from pg_mop.api.tables.trained import BOOSTING, NETS, Kept, Target, Trained, check_installed, kept_of, target_of
+from pg_mop.api.tables.trained import (
+    BOOSTING,
+    NETS,
+    Kept,
+    Target,
+    Trained,
+    check_installed,
+    kept_of,
+    seed_of,
+    target_of,
+)
 from pg_mop.backend import settings
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
@@ -52,7 +62,7 @@ def train(
     parameters, where it is not the usual one. Raises MopError."""
     began = time.monotonic()
     check_installed(BOOSTING)
-    threads = max(1, settings.cores() - settings.runnable_threads())
+    threads = settings.free_cores()
     with db.undone():  # a lock on a step's table would hinder its owner, another session of this call, from dropping it
         packed = PackedTable(db, packed_text, "packed table of boosting")
         reason = obstacle(packed.shaped)
@@ -70,7 +80,6 @@ def train(
         for own in (training, valid)
     ]
     count = len(given[0][0])
-    seed = settings.load(db)["seed"]
     with trainer_of(session, trainer_options(db, False)) as trainer:
         trainer.send(
             {
@@ -82,7 +91,7 @@ def train(
                 "until": began + seconds,
                 "most": int(min(MOST_TRIALS, most_trials or MOST_TRIALS)),
                 "threads": threads,
-                "seed": 1 if seed is None else seed,
+                "seed": seed_of(db),
                 "kept": KEPT,
                 "objective": dict(objective),
             },
@@ -116,7 +125,6 @@ def refit(
     (target,) = transform.outputs
     classes = len(target.classes) if isinstance(target, OneHot) else 0
     elements = np.ascontiguousarray(encoder.elements(rows.inputs), "<f4")
-    seed = settings.load(db)["seed"]
     header = {
         "op": "refit",
         "family": BOOSTING,
@@ -125,8 +133,8 @@ def refit(
         "classes": classes,
         "models": [[info["params"], info["rounds"]] for info in infos],
         "objective": dict(objective),
-        "threads": max(1, settings.cores() - settings.runnable_threads()),
-        "seed": 1 if seed is None else seed,
+        "threads": settings.free_cores(),
+        "seed": seed_of(db),
     }
     with trainer_of(session, trainer_options(db, False)) as trainer:
         arrays = [elements, *rows.targets(bool(classes))]

@@ -12,8 +12,7 @@ from typing import Any
 from mop_udf.aggregate import Session
 from pg_mop.api.tables import dense_inputs
 from pg_mop.api.tables.dense_inputs import DenseInputs
-from pg_mop.api.tables.trained import MLP, Target, Trained
-from pg_mop.backend import settings
+from pg_mop.api.tables.trained import MLP, Target, Trained, seed_of
 from pg_mop.backend.database import Database
 from pg_mop.columns import Transform
 from pg_mop.plan import nets
@@ -33,9 +32,8 @@ def train(
     most_trials: float | None = None,
 ) -> Trained:
     """Search perceptrons on a packed table for so many seconds; `valid`: the rows that judge. Raises MopError."""
-    seed = settings.load(db)["seed"]
     most = int(min(MOST_TRIALS, most_trials or MOST_TRIALS))
-    request = {"op": MLP, "kept": KEPT, "most": most, "seed": 1 if seed is None else seed}
+    request = {"op": MLP, "kept": KEPT, "most": most, "seed": seed_of(db)}
     return dense_inputs.search(
         db, session, packed_text, valid, is_balanced, seconds, CELLS_PER_SECOND, request, _info, _net
     )
@@ -45,9 +43,9 @@ def refit(
     db: Database, session: Session, transform: Transform, rows: Target, infos: Sequence[dict[str, Any]]
 ) -> list[tuple[str, bytes]]:
     """(architecture, weights) of the models of these `infos`, trained on `rows`. Raises MopError."""
-    inputs, seed = DenseInputs(transform), settings.load(db)["seed"]
+    inputs = DenseInputs(transform)
     models = [[info["params"], info["passes"]] for info in infos]
-    request = {"op": "refit", "family": MLP, "models": models, "seed": 1 if seed is None else seed}
+    request = {"op": "refit", "family": MLP, "models": models, "seed": seed_of(db)}
     _, payloads = dense_inputs.asked(db, session, inputs, [rows], request)
     return [_net(inputs, info, bytes(weights)) for info, weights in zip(infos, payloads, strict=True)]
 

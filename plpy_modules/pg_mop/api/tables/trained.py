@@ -60,6 +60,12 @@ def seconds_of(db: Database, limit: str | None) -> float:
     return seconds
 
 
+def seed_of(db: Database) -> int:
+    """The seed of the families' trials."""
+    seed = settings.load(db)["seed"]
+    return 1 if seed is None else int(seed)
+
+
 @dataclass
 class Target:
     """Rows of a packed table with their target. `truth`: [rows, width], one-hot or numbers; `weights`: of the rows, or None;
