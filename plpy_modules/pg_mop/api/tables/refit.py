@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from mop_udf.aggregate import Session
 from pg_mop.api.common.model_table import StoredModel
@@ -22,13 +22,25 @@ from pg_mop.columns import Transform
 from pg_mop.packing import packed_rows
 from pg_mop.packing.packed_table import PackedTable
 
-if TYPE_CHECKING:
-    from pg_mop.api.tables.train import Training
-
 ENDS_OF_SELECTION = ("", "_summary")  # of the names of the tables of a selection or of packed rows
 ENDS_OF_MODELS = ("", "_info", "_summary", weights.SUFFIX)
 MOST_RUNS = 3  # of nets: those of a run have as many passes
 START = 1.5  # seconds that packing and a run of nets take, beside training
+
+
+class Call(Protocol):
+    """What training again needs of the call of mop_train. It is here so that this module does not import that of the call."""
+
+    db: Database
+    times: time_shares.TimeShares
+
+    def ref(self, name: str, suffix: str = "") -> str: ...
+
+    def used_rows(self, part: str) -> int: ...
+
+    def pack(self, steps: Steps, part: str, output: str, given: dict[str, Any]) -> None: ...
+
+    def say(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None: ...
 
 
 def without_nets(
@@ -140,7 +152,7 @@ def seconds_of(trials: Sequence[Trial], passes: int, seconds: float, growth: flo
 
 
 def run(
-    call: Training,
+    call: Call,
     steps: Steps,
     session: Session,
     n: dict[str, str],
@@ -177,7 +189,7 @@ def run(
 
 
 def _nets(
-    call: Training, steps: Steps, n: dict[str, str], weights_of: dict[int, float], seconds: float
+    call: Call, steps: Steps, n: dict[str, str], weights_of: dict[int, float], seconds: float
 ) -> dict[int, tuple[str, int]]:
     """Train trials of the search again, those with the most weight first, as far as `seconds` allow: {trial: (model table,
     mst_key)}."""
@@ -213,7 +225,7 @@ def _nets(
     return places
 
 
-def _fit(call: Training, steps: Steps, n: dict[str, str], run: Run) -> None:
+def _fit(call: Call, steps: Steps, n: dict[str, str], run: Run) -> None:
     """Train the trials of a run, by statements that the report shows."""
     first, *more = run.trials
     lists = [f"ARRAY[{first.model_id}]", *(f"ARRAY[{quote_literal(text)}]" for text in first.params)]

@@ -332,9 +332,8 @@ class Training:
                 again: dict[str, Any] = {}
                 if self.may_refit and "valid" in self.parts:
                     again, place = refit.run(self, steps, session, n, rows, members, place, others)
-                with (
-                    db.plpy.subtransaction()
-                ):  # an error gives back its locks, so that the steps' tables can be dropped
+                # an error gives back its locks, so that the steps' tables can be dropped
+                with db.plpy.subtransaction():
                     kept = {**others.to_json(), **({"refit": again} if again else {})}
                     made = self._made(session, n, place, members, trial, kept, kind, metric, use)
             except BaseException:
@@ -356,8 +355,7 @@ class Training:
         use: bool,
     ) -> tuple[int, NamedModel, dict[str, Any], bool, list[str]]:
         """Add the version, and measure it: (its number, the model, its details, whether it is in use, what is said of its
-        measures). `place`: of the best net; `kept`: what details have of the other
-        families and of training again."""
+        measures). `place`: of the best net; `kept`: what details have of the other families and of training again."""
         db, times = self.db, self.times
         if members is None:
             self.made_by = self._call("mop_deploy", [self.name, *place], {})
@@ -448,9 +446,8 @@ class Training:
     def begin(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         """Reserve the names of the steps' relations, and drop what an earlier call has left. Raises MopError."""
         self._reserve(prefix)
-        steps.run(
-            self._dropping(n, self._kept), quiet=True
-        )  # there is no such version: what was kept of one has no model
+        # there is no such version: what was kept of one has no model
+        steps.run(self._dropping(n, self._kept), quiet=True)
         for _, name in self._relations(n):
             self.db.output_table(name)
 
