@@ -182,7 +182,7 @@ def test_the_two_statements_of_readme_run(psql, reader):
         "CASE WHEN i % 70 < 20 THEN 'Yes' ELSE 'No' END AS attrition FROM generate_series(1, 300) i"
     )
     text = shown(psql, next(block for block in blocks("README.md") if "mop_train" in block))
-    assert 'Version 1 of model "leaving" predicts attrition (classification).' in text and "pg_mop: accuracy" in text
+    assert 'Version 1 of model "leaving" predicts attrition (classification).' in text and "pg_mop: log_loss" in text
     assert len(re.findall(r"^ +\d+ \| (?:Yes|No) +\| +[\d.]+$", text, re.M)) == 300
 
 
