@@ -62,8 +62,8 @@ def mop_baselines(
     """Baselines trained on the rows of `train` and measured on those of `test`: [(contender, metric, value)]."""
     named = NamedModel.find(db, model, version)
     most = _most_rows(named)
-    examples = of_rows(db, session, named, train, most)
     measured = reports.measure(db, session, named, test, is_taken, most)
+    examples = of_rows(db, named, train, most, measured.labels[: len(measured.labels) - measured.unknown])
     for what, rows, drawn_of in (
         ("trained", len(examples.truth), examples.of),
         ("measured", len(measured.truth), measured.drawn_of),
@@ -174,8 +174,8 @@ def of_packed(db: Database, model: NamedModel, text: str, most: int) -> Examples
     return Examples(inputs, numbers[:, 0], count)
 
 
-def of_rows(db: Database, session: Any, model: NamedModel, source: str | None, most: int) -> Examples:
-    """At most so many rows of a source with a known target, drawn at random; class -1: without training rows."""
+def of_rows(db: Database, model: NamedModel, source: str | None, most: int, labels: list[str]) -> Examples:
+    """At most so many rows of a source with a known target, drawn at random; class -1: a class that `labels` lack."""
     reader = RowReader(db, source, model)
     drawn_of = reader.draw(most)
     truth: list[Any] = []
@@ -192,8 +192,7 @@ def of_rows(db: Database, session: Any, model: NamedModel, source: str | None, m
     inputs = [np.concatenate(part) for part in parts]
     if model.regression:
         return Examples(inputs, np.array(truth, "f8"), drawn_of or len(truth))
-    codes = reports.class_numbers(model.labels(model.widths[0]), truth)
-    return Examples(inputs, codes, drawn_of or len(truth))
+    return Examples(inputs, reports.class_numbers(labels, truth), drawn_of or len(truth))
 
 
 def _measures(measured: Measured, truth: np.ndarray, outputs: np.ndarray, share: float | None) -> dict[str, float]:
