@@ -463,6 +463,35 @@ def test_as_many_rows_of_a_large_table_are_used_as_the_time_allows(people):
     assert people.value("SELECT count(*) FROM mop_predict('much', source => 'much_test')") == 20_000
 
 
+def test_the_latest_rows_train_when_they_have_measured(people):
+    pytest.importorskip("lightgbm", reason="not run: LightGBM is not installed (pip install lightgbm)")
+    people.run(
+        "CREATE TABLE weeks AS SELECT i AS id, i / 100 AS week, i * 7 % 101 AS a, "
+        "((i * 7 % 101 > 50) <> (i >= 1600))::text AS y FROM generate_series(0, 1999) i"
+    )
+    report = people.value(
+        "SELECT mop_train('weeks', 'weekly', target => 'y', id => 'id', split => 'time', by => 'week', "
+        "families => 'boosting', time_limit => '10 s')"
+    )
+    version = (
+        "SELECT metrics->>'accuracy' AS measured, details->'final' AS final, in_use FROM weekly WHERE version = {}"
+    )
+    (first,) = people.run(version.format(1))
+    assert float(first["measured"]) < 0.1, "the rule has changed for the test rows"
+    assert first["final"]["rows"] == first["final"]["of_rows"] == 2000 and first["final"]["until"] == "19"
+    assert "on rows until 19" in report
+    right = "SELECT avg((prediction = w.y)::int)::float8 FROM weeks w, mop_predict('weekly', w) WHERE week {}"
+    assert people.value(right.format(">= 16")) > 0.95
+    assert people.value(right.format("< 16")) > 0.95
+    assert not {"weekly_tested", "weekly_whole", "weekly_packed"} & relations(people, "weekly%")
+    # the version in use knows these test rows: only later ones can tell which is better
+    people.run("SELECT mop_retrain('weekly', automatic => true)")
+    assert not people.value("SELECT in_use FROM weekly WHERE version = 2")
+    people.run("INSERT INTO weeks SELECT i, i / 100, i * 7 % 101, 'false' FROM generate_series(2000, 2299) i")
+    people.run("SELECT mop_retrain('weekly', automatic => true)")
+    assert people.value("SELECT details->'final'->>'until' FROM weekly WHERE version = 3") == "22"
+
+
 def test_folds_with_groups_never_part_a_group(people):
     people.run("CREATE TABLE visits AS SELECT *, 'town ' || id % 23 AS town FROM people")
     report = people.value(

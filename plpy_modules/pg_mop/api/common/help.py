@@ -660,7 +660,7 @@ ARGUMENTS = {
     "test_table": "evaluate: a packed table, or a table, a view or a query with raw rows; "
     "predict: a table with a row for each example",
     "time_limit": "no iteration starts after this time; those that have begun are finished",
-    "refit": "false: the chosen models stay as they were trained, without the validation rows",
+    "refit": "false: the chosen models are not trained again with the validation rows (of a split by time: with all rows)",
     "trained_on": "a packed training table, on whose rows models of other families are trained, too, for time_limit",
     "training_preprocessor_table": "packed table of training_preprocessor_dl",
     "use_caching": "accepted, without effect; rows always stay in memory while they fit",

@@ -1,5 +1,7 @@
 """The chosen models of mop_train, trained again: on the training and the validation rows together, with their parameters and
-for as many passes or rounds as before. The shares of an ensemble's members stay."""
+for as many passes or rounds as before. The shares of an ensemble's members stay.
+
+Where time splits the rows, the latest ones measure, and then train, too: rows to come resemble them most."""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import Any, Protocol
 from mop_udf.aggregate import Session
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.tables import boosting, linear, perceptrons, time_shares, trained
-from pg_mop.api.tables.ensembles import Ensemble, Member, Others, Rows
+from pg_mop.api.tables.ensembles import MOST_ROWS, Ensemble, Member, Others, Rows
 from pg_mop.api.tables.steps import Steps
 from pg_mop.backend import weights
 from pg_mop.backend.database import Database
@@ -24,6 +26,7 @@ from pg_mop.packing.packed_table import PackedTable
 
 ENDS_OF_SELECTION = ("", "_summary")  # of the names of the tables of a selection or of packed rows
 ENDS_OF_MODELS = ("", "_info", "_summary", weights.SUFFIX)
+PARTS, ALL_PARTS = ("train", "valid"), ("train", "valid", "test")  # that are trained on again; that are, at last
 MOST_RUNS = 3  # of nets: those of a run have as many passes
 START = 1.5  # seconds that packing and a run of nets take, beside training
 
@@ -44,17 +47,26 @@ class Call(Protocol):
 
 
 def without_nets(
-    db: Database, session: Session, packed_text: str, rows: Rows, members: Ensemble, others: Others, seconds: float
+    db: Database,
+    session: Session,
+    packed_text: str,
+    rows: Rows,
+    more: Sequence[trained.Target],
+    members: Ensemble,
+    others: Others,
+    seconds: float,
 ) -> list[int]:
-    """Train trees, linear models and perceptrons again, each on as many rows of the training table as before and on the
-    validation `rows`; returns how many rows each of them was trained on. What has taken longer than `seconds` allow stays as
-    it is, and so does a family that cannot be trained, with a WARNING. `others`: the candidates."""
+    """Train trees, linear models and perceptrons again, each on as many rows of the training table as before, on the
+    validation `rows` and on `more`; returns how many rows each of them was trained on. What has taken longer than `seconds`
+    allow stays as it is, and so does a family that cannot be trained, with a WARNING. `others`: the candidates."""
+    added = [rows.target, *more]
+    count = sum(len(own.truth) for own in added)
     chosen, trained_on, found = defaultdict[str, list[Member]](list), dict[int, trained.Target](), list[int]()
     for member in members.members:  # those with the most weight first
         if member.family == trained.NETS:
             continue
         own = others[member.family].rows
-        needed = (own + rows.count) / max(1, own) * member.info["seconds"]
+        needed = (own + count) / max(1, own) * member.info["seconds"]
         if needed <= seconds:
             chosen[member.family].append(member)
             seconds -= needed
@@ -62,7 +74,7 @@ def without_nets(
         used = others[family].rows
         try:
             if used not in trained_on:
-                trained_on[used] = _joined(db, packed_text, rows, used)
+                trained_on[used] = _joined(db, packed_text, added, used, rows.is_balanced)
             _train_again(db, session, family, again, trained_on[used], others[family].transform, rows)
         except MopError as error:
             text = f"the family {family} is not trained again: {error.message}"
@@ -72,12 +84,21 @@ def without_nets(
     return found
 
 
-def _joined(db: Database, packed_text: str, rows: Rows, used: int) -> trained.Target:
-    """So many rows of the training table, and the validation rows."""
+def _read(db: Database, packed_text: str, most: int, is_balanced: bool) -> trained.Target:
+    """At most so many rows of a packed table."""
     with db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
         packed = PackedTable(db, packed_text, "packed table")
-        arrays = packed_rows.read(db, packed, used, boosting.MOST_BYTES)
-        return trained.target_of(packed, arrays, rows.is_balanced).joined(rows.target, rows.is_balanced)
+        return trained.target_of(packed, packed_rows.read(db, packed, most, boosting.MOST_BYTES), is_balanced)
+
+
+def _joined(
+    db: Database, packed_text: str, added: Sequence[trained.Target], used: int, is_balanced: bool
+) -> trained.Target:
+    """So many rows of the training table, and others."""
+    target = _read(db, packed_text, used, is_balanced)
+    for own in added:
+        target = target.joined(own, is_balanced)
+    return target
 
 
 def _train_again(
@@ -159,20 +180,27 @@ def run(
     rows: Rows | None,
     members: Ensemble | None,
     best: tuple[str, int],
+    trial: int,
     others: Others,
+    parts: Sequence[str] = PARTS,
 ) -> tuple[dict[str, Any], tuple[str, int]]:
     """Train the chosen models of a call again, as far as its time allows: (what `details` say of it, the place of the best
-    model). `members`: None where that answers alone; `others`: those that were candidates. Raises MopError."""
-    seconds = call.times.begin(time_shares.REFIT)
+    model). `members`: None where that answers alone; `trial`: its number in the search; `others`: those that were
+    candidates; `parts`: PARTS, or ALL_PARTS. Raises MopError."""
+    seconds = call.times.begin(time_shares.REFIT if parts == PARTS else time_shares.FINAL)
     until, of = time.monotonic() + seconds, 1 if members is None else len(members.members)
-    everything, used = call.used_rows("train") + call.used_rows("valid"), list[int]()
+    everything, used = sum(map(call.used_rows, parts)), list[int]()
     try:
         if members is not None and rows is not None:
-            used += without_nets(call.db, session, n["packed"], rows, members, others, seconds)
+            more: list[trained.Target] = []
+            if "test" in parts and any(member.family != trained.NETS for member in members.members):
+                call.pack(steps, n["test"], n["tested"], {"fitted_on": n["packed"]})
+                more.append(_read(call.db, n["tested"], MOST_ROWS, rows.is_balanced))
+            used += without_nets(call.db, session, n["packed"], rows, more, members, others, seconds)
             session.give_back()  # the nets may need the trainer
         nets = [] if members is None else [member for member in members.nets if member.model is not None]
-        weights_of = {best[1]: 1.0} if members is None else {member.key: member.weight for member in nets}
-        places = _nets(call, steps, n, weights_of, until - time.monotonic()) if weights_of else {}
+        of_trials = {trial: 1.0} if members is None else {member.key: member.weight for member in nets}
+        places = _nets(call, steps, n, parts, of_trials, until - time.monotonic()) if of_trials else {}
         with call.db.undone():
             for member in nets:
                 if member.key in places:
@@ -180,39 +208,41 @@ def run(
                     member.model.weights = None
         used += [everything] * len(places)
         if members is None:
-            best = places.get(best[1], best)
+            best = places.get(trial, best)
     except MopError as error:
         call.db.warning(f"not all models are trained again: {error.message}", detail=error.detail, hint=error.hint)
     if len(used) < of:
-        call.times.left_out.append(f"training {of - len(used)} of the {of} models again with the validation rows")
+        added = "the validation rows" if parts == PARTS else "the test rows, too"
+        call.times.left_out.append(f"training {of - len(used)} of the {of} models again with {added}")
     return ({"rows": min(used), "of_rows": everything, "models": len(used), "of": of} if used else {}), best
 
 
 def _nets(
-    call: Call, steps: Steps, n: dict[str, str], weights_of: dict[int, float], seconds: float
+    call: Call, steps: Steps, n: dict[str, str], parts: Sequence[str], weights_of: dict[int, float], seconds: float
 ) -> dict[int, tuple[str, int]]:
-    """Train trials of the search again, those with the most weight first, as far as `seconds` allow: {trial: (model table,
-    mst_key)}."""
+    """Train trials of the search again on `parts`, those with the most weight first, as far as `seconds` allow: {trial:
+    (model table, mst_key)}."""
+    packed = n["all"] if parts == PARTS else n["whole"]
     table = call.ref(n["search"], "_trials")
     columns = "mst_key, model_id, compile_params, fit_params, iterations"
     keys = ", ".join(map(str, weights_of))
     trials = [Trial(*row) for row in steps.run(f"SELECT {columns} FROM {table} WHERE mst_key IN ({keys})")]
     ((passes,),) = steps.run(f"SELECT sum(iterations) FROM {table}")
-    growth = 1 + call.used_rows("valid") / call.used_rows("train")
+    growth = sum(map(call.used_rows, parts)) / call.used_rows("train")
     took = call.times.seconds[time_shares.NETS]
     while trials and seconds_of(trials, int(passes or 0), took, growth) > seconds:
         trials.remove(min(trials, key=lambda trial: weights_of[trial.key]))
     runs = runs_of(
         trials,
         [weights_of[trial.key] for trial in trials],
-        lambda what, number: call.db.suffixed(n["all"], f"_{what}_{number}"),
+        lambda what, number: call.db.suffixed(packed, f"_{what}_{number}"),
     )
     if runs:
-        parts = " UNION ALL ".join(f"SELECT * FROM {call.ref(n[part])}" for part in ("train", "valid"))
-        call.pack(steps, parts, n["all"], {"fitted_on": n["packed"]})
+        rows = " UNION ALL ".join(f"SELECT * FROM {call.ref(n[part])}" for part in parts)
+        call.pack(steps, rows, packed, {"fitted_on": n["packed"]})
     places: dict[int, tuple[str, int]] = {}
     for one in runs:
-        _fit(call, steps, n, one)
+        _fit(call, steps, n["nets"], packed, one)
         listed = steps.run(
             f"SELECT mst_key, model_id, compile_params, fit_params FROM {call.ref(one.output, '_info')} i "
             f"JOIN {call.ref(one.output)} m USING (mst_key) WHERE m.model_weights IS NOT NULL"
@@ -225,11 +255,11 @@ def _nets(
     return places
 
 
-def _fit(call: Call, steps: Steps, n: dict[str, str], run: Run) -> None:
-    """Train the trials of a run, by statements that the report shows."""
+def _fit(call: Call, steps: Steps, nets: str, packed: str, run: Run) -> None:
+    """Train the trials of a run on a packed table, by statements that the report shows."""
     first, *more = run.trials
     lists = [f"ARRAY[{first.model_id}]", *(f"ARRAY[{quote_literal(text)}]" for text in first.params)]
-    names = [quote_literal(n["nets"]), quote_literal(run.selection)]
+    names = [quote_literal(nets), quote_literal(run.selection)]
     schema, suffixed = written(call.db.schema), call.db.suffixed
     sql = f"SELECT {schema}.load_model_selection_table({', '.join([*names, *lists])});"
     if more:
@@ -237,7 +267,7 @@ def _fit(call: Call, steps: Steps, n: dict[str, str], run: Run) -> None:
         sql += f" INSERT INTO {call.ref(run.selection)} (model_id, compile_params, fit_params) VALUES {', '.join(rows)}"
         sql += " ON CONFLICT DO NOTHING;"  # (equal trials are one)
     call.say(steps, sql, [suffixed(run.selection, end) for end in ENDS_OF_SELECTION], True)
-    names = [quote_literal(name) for name in (n["all"], run.output, run.selection)]
+    names = [quote_literal(name) for name in (packed, run.output, run.selection)]
     sql = f"SELECT {schema}.madlib_keras_fit_multiple_model({', '.join(names)}, {run.iterations}, false, "
     sql += f"metrics_compute_frequency => {run.iterations});"
     call.say(steps, sql, [suffixed(run.output, end) for end in ENDS_OF_MODELS], True)

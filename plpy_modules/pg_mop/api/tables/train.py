@@ -8,6 +8,7 @@ import json
 import math
 import secrets
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from mop_udf.aggregate import Session
@@ -58,6 +59,7 @@ SHORT = 20.0  # seconds of a short search of nets
 TOGETHER_IN_SHORT = 2  # its trials that go on at a time: those that have begun at its end are finished
 BALANCED = "balanced"  # as weight: each class counts as much as the others
 BALANCED_NOTE = "weight => 'balanced': probabilities are the table's; the prediction counts all classes alike."
+PACKED = ("packed", "checked", "tested", "all", "whole")  # the packed tables of the steps
 OF_SEARCH = ("", "_info", "_summary", "_trials")  # the ends of the names of a search's tables
 NAMES = {trained.LINEAR: "linear models", trained.BOOSTING: "boosting", trained.MLP: "perceptrons"}  # in the report
 FOLDS = 5  # that choose where there is no validation part
@@ -134,6 +136,16 @@ def mop_retrain(
         )
     version_in_use = NamedModel.find(db, name).version if warm or automatic else None
     return Training(db, arguments, version_in_use if warm else None).run(session, version, not automatic)
+
+
+@dataclass
+class Judged:
+    """What was measured of a version: its `metrics`, what its `details` have of it, and what the report says of it."""
+
+    metrics: dict[str, float]
+    details: dict[str, Any]
+    said: list[str]
+    is_better: bool = True
 
 
 class Training:
@@ -297,7 +309,7 @@ class Training:
         prefix = self._qualified(step_prefix(db, self.name, version))
         n = {
             part: db.suffixed(prefix, f"_{part}")
-            for part in ("rows", "train", "valid", "test", "packed", "checked", "nets", "search", "all")
+            for part in ("rows", "train", "valid", "test", *PACKED, "nets", "search")
         }
         for part in drawn_rows.PARTS:  # steps read the part, or the rows that are drawn of it
             n[f"{part}_view"], n[f"{part}_drawn"] = n[part], db.suffixed(prefix, f"_{part}_drawn")
@@ -331,11 +343,24 @@ class Training:
                 place = n["search"], best
                 again: dict[str, Any] = {}
                 if self.may_refit and "valid" in self.parts:
-                    again, place = refit.run(self, steps, session, n, rows, members, place, others)
+                    again, place = refit.run(self, steps, session, n, rows, members, place, best, others)
+                whole: dict[str, Any] = {}
+                judged: Judged | None = None
+                if self.may_train_at_last:
+                    with db.undone():
+                        number = self._add(place, members, trial, kind, use)
+                        judged = self._judged(session, number, n, members, metric, use)
+                    whole, place = refit.run(
+                        self, steps, session, n, rows, members, place, best, others, refit.ALL_PARTS
+                    )
                 # an error gives back its locks, so that the steps' tables can be dropped
                 with db.plpy.subtransaction():
-                    kept = {**others.to_json(), **({"refit": again} if again else {})}
-                    made = self._made(session, n, place, members, trial, kept, kind, metric, use)
+                    kept = {
+                        **others.to_json(),
+                        **({"refit": again} if again else {}),
+                        **({"final": {**whole, "until": self._latest(n)}} if whole else {}),
+                    }
+                    made = self._made(session, n, place, members, trial, kept, kind, metric, judged, use)
             except BaseException:
                 steps.finish(self._dropping(n))
                 raise
@@ -352,19 +377,22 @@ class Training:
         kept: dict[str, Any],
         kind: str,
         metric: Metric,
+        judged: Judged | None,
         use: bool,
     ) -> tuple[int, NamedModel, dict[str, Any], bool, list[str]]:
         """Add the version, and measure it: (its number, the model, its details, whether it is in use, what is said of its
-        measures). `place`: of the best net; `kept`: what details have of the other families and of training again."""
+        measures). `place`: of the best net; `kept`: what details have of the other families and of training again; `judged`:
+        what was measured of it before it was trained on the test rows, too."""
         db, times = self.db, self.times
         if members is None:
             self.made_by = self._call("mop_deploy", [self.name, *place], {})
             self.statements.append(self.made_by)
         number = self._add(place, members, trial, kind, use)
         model = NamedModel.find(db, self.name, number)
-        times.begin(time_shares.MEASURE)
-        measured = self._measured(session, n, model, members, metric)
-        switched = self._decide(session, metric, number, measured["metrics"], use, n)
+        if judged is None:
+            judged = self._judged(session, number, n, members, metric, use)
+        if judged.is_better and not use:
+            switch(db, str(table_of(db, self.name)), number)
         trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}") if self.has_nets else 0
         details = {
             "arguments": self.arguments.to_json(),
@@ -379,23 +407,42 @@ class Training:
             **({"drawn": self.drawn} if self.drawn else {}),
             **({"left_out": times.left_out} if times.left_out else {}),
             "metric": metric.name,
-            **measured["details"],
+            **judged.details,
             "seconds": {**times.seconds, "all": times.elapsed},
         }
-        self._complete(number, measured["metrics"], details)
+        self._complete(number, judged.metrics, details)
         self._end_steps(n)
-        return number, model, details, switched, measured["said"]
+        return number, model, details, judged.is_better, judged.said
+
+    def _judged(
+        self,
+        session: Any,
+        number: int,
+        n: dict[str, str],
+        members: ensembles.Ensemble | None,
+        metric: Metric,
+        use: bool,
+    ) -> Judged:
+        """The version with that number on the test part. `use`: it comes into use whatever is measured."""
+        model = NamedModel.find(self.db, self.name, number)
+        self.times.begin(time_shares.MEASURE)
+        judged = self._measured(session, n, model, members, metric)
+        judged.is_better = use or number == 1 or self._is_better(session, metric, model, judged.metrics, n)
+        return judged
+
+    def _latest(self, n: dict[str, str]) -> str:
+        """The latest value of the column that the rows are split by, as text."""
+        return str(self.db.value(f"SELECT max({quote_identifier(self.by)})::text FROM {self._found(n['test_view'])}"))
 
     def _measured(
         self, session: Any, n: dict[str, str], model: NamedModel, members: ensembles.Ensemble | None, metric: Metric
-    ) -> dict[str, Any]:
-        """The new version on the test part, beside simple models: `metrics`; what `details` have, and what the report says of
-        it. Without a test part, the metric in validation."""
+    ) -> Judged:
+        """The new version on the test part, beside simple models. Without a test part, the metric in validation."""
         if "test" not in self.parts:
             self.times.end()
             metrics = {} if members is None else {metric.name: members.value}
             said = "There is no test part: the rows that have chosen have judged, so they judge too well."
-            return {"metrics": metrics, "details": {}, "said": [said]}
+            return Judged(metrics, {}, [said])
         measurement = reports.measure(self.db, session, model, n["test"], baselines.is_taken)
         metrics = measurement.measures(metric.share)
         contenders_here, comparison = [Contender("pg_mop", metrics)], ""
@@ -411,7 +458,7 @@ class Training:
             "interval": list(interval),
             "contenders": {contender.name: contender.metrics for contender in contenders_here},
         }
-        return {"metrics": metrics, "details": details, "said": [*_of_absent(measurement), *filter(None, [comparison])]}
+        return Judged(metrics, details, [*_of_absent(measurement), *filter(None, [comparison])])
 
     def _baselines(
         self,
@@ -663,6 +710,7 @@ class Training:
             time_shares.ENSEMBLE: self.has_nets and self.arguments.folds is None,
             time_shares.REFIT: self.may_refit,
             time_shares.BASELINES: self.arguments.baselines is not False and self.has_test,
+            time_shares.FINAL: self.may_refit and self.split == "time" and self.has_test,
         }
         return [time_shares.PREPARE, time_shares.MEASURE, *(step for step, has in steps.items() if has)]
 
@@ -675,6 +723,11 @@ class Training:
     def may_refit(self) -> bool:
         """Whether the chosen models are trained again on the validation rows, too."""
         return self.arguments.refit is not False and self.arguments.folds is None and self.arguments.valid != 0
+
+    @property
+    def may_train_at_last(self) -> bool:
+        """Whether the chosen models are trained on all rows when they have been measured."""
+        return time_shares.FINAL in self.timed_steps and all(part in self.parts for part in refit.ALL_PARTS)
 
     def without_others(self, n: dict[str, str]) -> dict[str, str | None]:
         """Why this call trains no models of its families but nets; None: it trains them."""
@@ -816,10 +869,10 @@ class Training:
         return [
             *(("VIEW", n[f"{part}_view"]) for part in drawn_rows.PARTS),
             *(("TABLE", name) for name in (n["rows"], *(n[f"{part}_drawn"] for part in drawn_rows.PARTS))),
-            *(("TABLE", suffixed(n[part], end)) for part in ("packed", "checked") for end in ("", "_summary")),
+            *(("TABLE", suffixed(n[part], end)) for part in PACKED for end in ("", "_summary")),
             *(("TABLE", suffixed(n["nets"], end)) for end in ("", weights.SUFFIX)),
             *(("TABLE", suffixed(n["search"], end)) for end in (*OF_SEARCH, weights.SUFFIX)),
-            *(("TABLE", name) for name in refit.relations(self.db, n["all"])),
+            *(("TABLE", name) for part in ("all", "whole") for name in refit.relations(self.db, n[part])),
         ]
 
     @property
@@ -831,7 +884,7 @@ class Training:
         """SQL that drops the relations whose comments are ours: this call has made them, or an earlier call has left them; or
         those whose comments begin with `remark`."""
         # the summary of a packed table has our comment, not the table itself
-        marked = {n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked", "all")}
+        marked = {n[part]: self.db.suffixed(n[part], "_summary") for part in PACKED}
         rows = ", ".join(
             f"('{kind}', {quote_literal(self.ref(name))}, {quote_literal(self.ref(marked.get(name, name)))})"
             for kind, name in self._relations(n)
@@ -936,18 +989,22 @@ class Training:
             version = members.version(fit_params=fit_params, **more)
         return add_version(self.db, self.name, version, use)
 
-    def _decide(
-        self, session: Any, metric: Metric, number: int, metrics: dict[str, float], use: bool, n: dict[str, str]
+    def _is_better(
+        self, session: Any, metric: Metric, model: NamedModel, metrics: dict[str, float], n: dict[str, str]
     ) -> bool:
-        """Whether the new version is in use: if `use`, or if it is better than the present one on the test part."""
-        if use or number == 1:
-            return True
-        model_in_use = NamedModel.find(self.db, self.name)
-        before = reports.measure(self.db, session, model_in_use, n["test"]).measures(metric.share)
-        if not metric.is_better(metrics.get(metric.name, math.nan), before.get(metric.name, math.nan)):
-            return False
-        switch(self.db, str(table_of(self.db, self.name)), number)
-        return True
+        """Whether the new version, whose `metrics` are of the test part, is better there than the one in use. Rows that the
+        one in use was trained on say nothing: where it was trained at last on test rows of its own, later rows decide."""
+        db, in_use, source = self.db, NamedModel.find(self.db, self.name), n["test"]
+        until = db.value(f"SELECT details #>> '{{final,until}}' FROM {in_use.table} WHERE version = {in_use.version}")
+        if until is not None and self.by:
+            rows = f"{self._found(n['test'])} WHERE {quote_identifier(self.by)} > {quote_literal(until)}"
+            if not db.value(f"SELECT EXISTS (SELECT FROM {rows})"):
+                db.notice(f"no test row is later than {until}, until when version {in_use.version} was trained")
+                return False
+            source = f"SELECT * FROM {rows}"
+            metrics = reports.measure(db, session, model, source).measures(metric.share)
+        before = reports.measure(db, session, in_use, source).measures(metric.share)
+        return metric.is_better(metrics.get(metric.name, math.nan), before.get(metric.name, math.nan))
 
     def _complete(self, number: int, metrics: dict[str, float], details: dict[str, Any]) -> None:
         table = table_of(self.db, self.name)
@@ -979,6 +1036,7 @@ class Training:
             *([f"Left out, for lack of time: {', '.join(self.times.left_out)}."] if self.times.left_out else []),
             *([_line(details["folds"])] if "folds" in details else []),
             *([_of_refit(details["refit"])] if "refit" in details else []),
+            *([_of_final(details["final"])] if "final" in details else []),
             *(["On the test part:"] if "test" in self.parts else []),
         ]
         names = ["rmse", "mae", "r2"] if model.regression else ["log_loss", "auc", "accuracy"]
@@ -1074,6 +1132,12 @@ def _of_refit(refit: dict[str, Any]) -> str:
         else f"at least {refit['rows']} of the {refit['of_rows']}"
     )
     return f"{models} trained again on {rows} rows of the training and validation parts."
+
+
+def _of_final(final: dict[str, Any]) -> str:
+    """The line of the report about models that were trained on all rows."""
+    models = "it was" if final["of"] == 1 else f"{final['models']} of the {final['of']} models were"
+    return f"When it was measured, {models} trained again on the test rows, too: on rows until {final['until']}."
 
 
 def _of_trials(details: dict[str, Any]) -> str:
