@@ -97,6 +97,12 @@ def flat(weights: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.ascontiguousarray(own, "<f4").reshape(-1) for own in weights]).view(np.uint8)
 
 
+def load_scipy() -> None:
+    """Import what trials need of SciPy. Raises ImportError."""
+    import scipy.optimize  # noqa: F401
+    import scipy.sparse  # noqa: F401
+
+
 def search(
     train: Rows, valid: Rows, codes: Sequence[Codes], pieces: Pieces | None, classes: int, until: float, kept: int
 ) -> list[Trial]:
@@ -104,8 +110,7 @@ def search(
 
     `classes`: 0 for numbers. At `until` (of time.monotonic) the search ends, after LEAST_SECONDS at least.
     """
-    import scipy.optimize  # noqa: F401  (it takes a second, which no trial has taken)
-
+    load_scipy()  # (it takes a second, which no trial has taken)
     until = max(until, time.monotonic() + LEAST_SECONDS)
     trials: list[Trial] = []
     for design in (PLAIN, PIECES) if pieces is not None else (PLAIN,):

@@ -59,8 +59,14 @@ def _do_without_tensorflow() -> None:
 
 
 def import_own() -> None:
-    """Import the modules of this package that a trainer, or a serving process, needs."""
-    from mop_udf.training import serving, trainer_server  # noqa: F401
+    """Import the modules of this package that a trainer, or a serving process, needs, and what they import when they train:
+    the first models of a table would wait a second for that."""
+    from mop_udf.training import boosting, linear, serving, trainer_server  # noqa: F401
+
+    for load in (linear.load_scipy, boosting.imported):
+        with contextlib.suppress(ImportError):  # a request that needs the package tells that it is absent
+            load()
+    gc.freeze()
 
 
 def live(
