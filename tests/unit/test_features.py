@@ -158,6 +158,9 @@ def test_leaks_and_identifiers_are_seen():
     targets = ["yes" if k % 3 else "no" for k in range(60)]
     assert choice.leaks([t.upper() for t in targets], targets, False)
     assert not choice.leaks([str(k % 4) for k in range(60)], targets, False)
+    assert not choice.leaks([k / 7 for k in range(60)], [f"class {k % 40}" for k in range(60)], False), (
+        "no value repeats"
+    )
     assert choice.leaks([2.0 * k for k in range(60)], [float(k) for k in range(60)], True)
     s = Statistics(60, 0, 30.0, 17.0, 1.0, 60.0, sample=tuple(map(float, range(1, 61))))
     assert choice.looks_like_id(Source("n", "n", "integer"), s)

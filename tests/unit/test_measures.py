@@ -18,6 +18,7 @@ def rows(request):
 def test_classification(rows):
     truth, p = rows
     found, predicted = scores.classification(truth, p), p.argmax(1)
+    assert all(scores.classification(truth, p, only=name)[name] == value for name, value in found.items())
     average = "binary" if p.shape[1] == 2 else "macro"
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(truth, predicted))
     assert found["log_loss"] == pytest.approx(metrics.log_loss(truth, p))

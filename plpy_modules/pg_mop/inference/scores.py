@@ -9,44 +9,53 @@ from pg_mop.backend.arrays import np
 from pg_mop.inference.metrics import Metric, Ranking, numbers_loss
 
 LEAST = 1e-15  # of a probability in a logarithm
+OF_PREDICTIONS = ("accuracy", "precision", "recall", "f1", "balanced_accuracy")  # measures that need no probabilities
 
 
 def classification(
-    truth: np.ndarray, probabilities: np.ndarray, unknown: int = 0, predicted: np.ndarray | None = None
+    truth: np.ndarray,
+    probabilities: np.ndarray,
+    unknown: int = 0,
+    predicted: np.ndarray | None = None,
+    only: str | None = None,
 ) -> dict[str, float]:
     """Measures of class probabilities [rows, classes] against class numbers; macro averages for several classes: over those
     that occur in the truth or in the predictions (of recall alone, as balanced_accuracy: in the truth).
 
     auc, average_precision: of the second class for two classes, else one against the rest, averaged over the classes that
     occur. The last `unknown` classes are those that the model does not know: two others are still two classes. `predicted`:
-    class numbers; None: of the most probable classes.
+    class numbers; None: of the most probable classes. `only`: of this measure alone, as far as that is less work.
     """
     classes = probabilities.shape[1]
-    if predicted is None:
-        predicted = probabilities.argmax(1)
-    measures = {
-        "accuracy": float((predicted == truth).mean()),
-        "log_loss": float(-np.log(np.clip(probabilities[np.arange(len(truth)), truth], LEAST, 1)).mean()),
-    }
+    own = probabilities[np.arange(len(truth)), truth]
+    measures: dict[str, float] = {}
+    if only is None or only in OF_PREDICTIONS:
+        measures = _of_predictions(truth, probabilities.argmax(1) if predicted is None else predicted, classes, unknown)
+    if only in (None, "log_loss"):  # (0 and not -0 for no loss)
+        measures["log_loss"] = float(-np.log(np.clip(own, LEAST, 1)).mean()) + 0.0
+    is_binary = classes - unknown == 2
+    if only in (None, "brier"):
+        squares = (probabilities[:, 1] - (truth == 1)) ** 2 if is_binary else (probabilities**2).sum(1) - 2 * own + 1
+        measures["brier"] = float(squares.mean())
+    for name, area in (("auc", auc), ("average_precision", average_precision)):
+        if only in (None, name):
+            areas = [area(truth == k, probabilities[:, k]) for k in ([1] if is_binary else range(classes))]
+            if defined_areas := [value for value in areas if not math.isnan(value)]:
+                measures[name] = float(np.mean(defined_areas))
+    return measures
+
+
+def _of_predictions(truth: np.ndarray, predicted: np.ndarray, classes: int, unknown: int) -> dict[str, float]:
+    """The measures OF_PREDICTIONS of predicted class numbers."""
     table = confusion(truth, predicted, classes)
     report = class_report(table)
     rows = [row for row, said in zip(report, table.sum(0)) if row["support"] or said]
-    if classes - unknown == 2:
-        second = report[1]
-        measures.update({name: second[name] for name in ("precision", "recall", "f1")})
-        measures["brier"] = float(((probabilities[:, 1] - (truth == 1)) ** 2).mean())
-        curves = [(truth == 1, probabilities[:, 1])]
-    else:
-        measures.update({name: float(np.mean([row[name] for row in rows])) for name in ("precision", "recall", "f1")})
-        squares = (probabilities**2).sum(1) - 2 * probabilities[np.arange(len(truth)), truth] + 1
-        measures["brier"] = float(squares.mean())
-        curves = [(truth == k, probabilities[:, k]) for k in range(classes)]
-    measures["balanced_accuracy"] = float(np.mean([row["recall"] for row in report if row["support"]]))
-    for name, area in (("auc", auc), ("average_precision", average_precision)):
-        areas = [area(*curve) for curve in curves]
-        if defined_areas := [own for own in areas if not math.isnan(own)]:
-            measures[name] = float(np.mean(defined_areas))
-    return measures
+    averaged = report[1:2] if classes - unknown == 2 else rows
+    return {
+        "accuracy": float((predicted == truth).mean()),
+        **{name: float(np.mean([row[name] for row in averaged])) for name in ("precision", "recall", "f1")},
+        "balanced_accuracy": float(np.mean([row["recall"] for row in report if row["support"]])),
+    }
 
 
 def most_frequent(truth: np.ndarray) -> float:

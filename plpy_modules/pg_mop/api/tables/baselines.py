@@ -195,11 +195,13 @@ def of_rows(db: Database, model: NamedModel, source: str | None, most: int, labe
     return Examples(inputs, reports.class_numbers(labels, truth), drawn_of or len(truth))
 
 
-def _measures(measured: Measured, truth: np.ndarray, outputs: np.ndarray, share: float | None) -> dict[str, float]:
-    """The measures of a contender's outputs, whose most probable class is its decision."""
+def _measures(
+    measured: Measured, truth: np.ndarray, outputs: np.ndarray, share: float | None, only: str | None = None
+) -> dict[str, float]:
+    """The measures of a contender's outputs, whose most probable class is its decision; with `only`, of one of them."""
     if not measured.labels:
         return scores.regression(truth, outputs[:, 0], share)
-    return scores.classification(truth, outputs, measured.unknown)
+    return scores.classification(truth, outputs, measured.unknown, None, only)
 
 
 def better(measured: Measured, own: dict[str, float], others: Sequence[Contender], metric: Metric) -> str | None:
@@ -211,10 +213,11 @@ def better(measured: Measured, own: dict[str, float], others: Sequence[Contender
     assert outputs is not None
 
     def of_other(rows: np.ndarray) -> float:
-        return _measures(measured, measured.truth[rows], outputs[rows], metric.share).get(metric.name, math.nan)
+        own = _measures(measured, measured.truth[rows], outputs[rows], metric.share, metric.name)
+        return own.get(metric.name, math.nan)
 
     low, high = scores.paired_interval(
-        of_other, lambda rows: measured.value(metric.name, rows, metric.share), len(measured.truth)
+        of_other, lambda rows: measured.value(metric.name, rows, metric.share), len(measured.truth), measured.repeats
     )
     if metric.is_loss:
         low, high = -high, -low

@@ -68,23 +68,31 @@ class Measured:
         """The 95 % interval of a measure; None where it has none, as where all rows agree."""
         if name == "accuracy":
             return scores.interval(self.measures()[name], len(self.truth))
-        repeats = FEW_REPEATS if len(self.labels) > MANY else REPEATS
         found = scores.intervals(
-            lambda truth, outputs: {name: self._of(truth, outputs, share).get(name, math.nan)},
+            lambda truth, outputs: {name: self._of(truth, outputs, share, name).get(name, math.nan)},
             self.truth,
             self.outputs,
-            repeats,
+            self.repeats,
         )
         return found.get(name)
 
     def value(self, name: str, rows: np.ndarray, share: float | None = None) -> float:
         """A measure of some rows, by their numbers; NaN where it is not defined."""
-        return self._of(self.truth[rows], self.outputs[rows], share).get(name, math.nan)
+        return self._of(self.truth[rows], self.outputs[rows], share, name).get(name, math.nan)
 
-    def _of(self, truth: np.ndarray, outputs: np.ndarray, share: float | None) -> dict[str, float]:
+    @property
+    def repeats(self) -> int:
+        """How often an interval's bootstrap draws rows."""
+        return FEW_REPEATS if len(self.labels) > MANY else REPEATS
+
+    def _of(
+        self, truth: np.ndarray, outputs: np.ndarray, share: float | None, only: str | None = None
+    ) -> dict[str, float]:
+        """The measures; with `only`, of one of them."""
         if not self.labels:
             return scores.regression(truth, outputs[:, 0], share)
-        return scores.classification(truth, outputs, self.unknown, self.output.predicted(outputs))
+        predicted = self.output.predicted(outputs) if only is None or only in scores.OF_PREDICTIONS else None
+        return scores.classification(truth, outputs, self.unknown, predicted, only)
 
 
 def measure(
