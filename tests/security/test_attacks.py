@@ -1,7 +1,6 @@
 """A role without superuser rights runs no code, reads no file and writes none.
 
-The payloads of payloads.py are proven by its unguarded loaders (thorough/security/test_payloads.py), the others here: pickles
-by unpickling them, SQL by a function that concatenates it, shadows by a query that is not guarded.
+Proven here: pickles by unpickling them, SQL by a function that concatenates it, shadows by a query that is not guarded.
 """
 
 import contextlib
@@ -20,17 +19,11 @@ import pytest
 from mop_udf.architecture import architecture
 from mop_udf.params import params
 from support import payloads
-from support.forged import own_run
+from support.forged import mark, options, own_run, unit
 from support.payloads import ARCHITECTURES, FILES, PARAMETERS, Writes
 from support.workload import ADAM, dense, fit, load, make_data, selection
 
-
-@pytest.fixture
-def mark(tmp_path):
-    for directory in (tmp_path, *list(tmp_path.parents)[:2]):
-        directory.chmod(0o777)
-    yield tmp_path / "mark"
-    assert not (tmp_path / "mark").exists(), "the attack has left its mark"
+__all__ = ["mark"]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +59,7 @@ def refusal(client, fragment, sql, args=None):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_architecture(attacker, mark, name):
-    _, make, fragment = ARCHITECTURES[name]
+    make, fragment = ARCHITECTURES[name]
     data = make(str(mark))
     text = data if isinstance(data, str) else json.dumps(data)
     with pytest.raises(architecture.ArchitectureError, match=fragment):
@@ -135,7 +128,7 @@ def test_a_grid(attacker, mark, name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file(attacker, mark, name):
-    _, make, fragment = FILES[name]
+    make, fragment = FILES[name]
     refusal(attacker, fragment, "SELECT madlib.mop_import_model('imported', %s)", [make(str(mark))])
     assert attacker.value("SELECT to_regclass('imported')") is None
 
@@ -251,67 +244,14 @@ def test_a_superusers_object_table_that_others_may_write(db, attacker, mark):
     db.run("REVOKE ALL ON madlib.shared FROM attacker; GRANT UPDATE ON madlib.shared TO PUBLIC")
     refusal(attacker, "may be written by PUBLIC", call)
     run_id = own_run(attacker, "loss='evil', optimizer='SGD()'", dense())
-    refusal(
-        attacker,
-        "may be written by PUBLIC",
-        "SELECT madlib.mop_run_unit(%s)",
-        [json.dumps(unit(run_id, object_table="madlib.shared"))],
-    )
+    shared = json.dumps(unit(run_id, object_table="madlib.shared"))
+    refusal(attacker, "may be written by PUBLIC", "SELECT madlib.mop_run_unit(%s)", [shared])
+    db.run("REVOKE ALL ON madlib.shared FROM PUBLIC; ALTER TABLE madlib.shared OWNER TO attacker")
+    refusal(attacker, "no superuser", "SELECT madlib.mop_run_unit(%s)", [shared])
     db.run("DROP TABLE madlib.shared")
 
 
 # --- what worker sessions run, called by hand -------------------------------------------------------------------------
-
-
-def options(**changed):
-    return {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 10, "idle_ms": 60000, **changed}
-
-
-def unit(run_id, version=0, **changed):
-    return {
-        "run_id": run_id,
-        "fencing_token": 1,
-        "iteration": 1,
-        "segment": 0,
-        "kind": "train",
-        "dataset": "training",
-        "attempt": 1,
-        "fingerprint_sql": "SELECT '1' AS fingerprint",
-        "fingerprint": "1",
-        "table": "x",
-        "replicas": None,
-        "object_table": None,
-        "seed": 1,
-        "same_start": True,
-        "options": options(),
-        "dtypes": ["<f4"],
-        "inputs": 1,
-        "rows": 1,
-        "bytes": 1,
-        "dataset_key": "k",
-        "keep": [],
-        "share_prefixes": True,
-        "compile_ahead": False,
-        "run_seconds": 0,
-        "coming": None,
-        "outputs": {"widths": [3], "what": "classes", "table": "x"},
-        "rows_sql": "SELECT madlib.mop_sub_epoch(1, 1, ARRAY[''::bytea], ARRAY['{0}']) AS report",
-        "models": [
-            {
-                "stage": 1,
-                "iteration": 1,
-                "attempt": 1,
-                "version": version,
-                "state_table": 1,
-                "passes_left": 1,
-                "run_passes_left": 1,
-                "epochs": 1,
-                "kernel": "plain",
-                "release": [],
-            }
-        ],
-        **changed,
-    }
 
 
 @pytest.mark.parametrize(
@@ -345,6 +285,13 @@ def test_callbacks_write_for_superusers_only(db, attacker, mark, log_dir):
         "SELECT madlib.load_model_selection_table('arch', 'never', ARRAY[1], ARRAY[%s], ARRAY[%s])",
         [ADAM.format(0.05), text],
     )
+    selection(db, "evil_mst", "attacker.arch", [(1, ADAM.format(0.05), text)])
+    db.run("GRANT SELECT ON evil_mst, evil_mst_summary TO attacker")
+    for call in (
+        "madlib_keras_fit_multiple_model('flowers_packed', 'never', 'public.evil_mst', 1, FALSE)",
+        f"madlib_keras_fit('flowers_packed', 'never', 'arch', 1, $${ADAM.format(0.05)}$$, $${text}$$, 1)",
+    ):
+        refusal(attacker, "only a superuser may use callbacks", f"SELECT madlib.{call}")
     run_id = own_run(attacker, ADAM.format(0.05), dense(), text)
     refusal(
         attacker, "only a superuser may use callbacks", "SELECT madlib.mop_run_unit(%s)", [json.dumps(unit(run_id))]
@@ -382,132 +329,78 @@ def test_no_setting_names_code_or_a_path(attacker, name, value):
 INPUT, COLUMN, OUTPUT = "SELECT FROM {}", "SELECT {} FROM flowers LIMIT 1", "CREATE TABLE {} (a integer)"
 THEN = "; CREATE TABLE pwned(); --"
 CALLS = {
-    "source table": (INPUT, "flowers" + THEN, "training_preprocessor_dl(%s, 'never', 'y', 'x')", "invalid table name"),
-    "quoted source table": (
-        INPUT,
-        '"flowers"' + THEN,
-        "training_preprocessor_dl(%s, 'never', 'y', 'x')",
-        "invalid table name",
-    ),
-    "subquery": (
-        INPUT,
-        "(SELECT 1) AS s" + THEN,
-        "training_preprocessor_dl(%s, 'never', 'y', 'x')",
-        "invalid table name",
-    ),
-    "dependent variable": (
-        COLUMN,
-        "y FROM flowers" + THEN,
-        "training_preprocessor_dl('flowers', 'never', %s, 'x')",
-        "pwned",
-    ),
-    "independent variable": (
-        COLUMN,
-        "x FROM flowers" + THEN,
-        "training_preprocessor_dl('flowers', 'never', 'y', %s)",
-        "pwned",
-    ),
-    "quoted variable": (
-        COLUMN,
-        '"x" FROM flowers' + THEN,
-        "training_preprocessor_dl('flowers', 'never', 'y', %s)",
-        "pwned",
-    ),
-    "output table": (
-        OUTPUT,
-        "o (b integer)" + THEN,
-        "training_preprocessor_dl('flowers', %s, 'y', 'x')",
-        "invalid table name",
-    ),
+    "source table": (INPUT, "flowers" + THEN, "training_preprocessor_dl(%s, 'never', 'y', 'x')"),
+    "quoted source table": (INPUT, '"flowers"' + THEN, "training_preprocessor_dl(%s, 'never', 'y', 'x')"),
+    "subquery": (INPUT, "(SELECT 1) AS s" + THEN, "training_preprocessor_dl(%s, 'never', 'y', 'x')"),
+    "dependent variable": (COLUMN, "y FROM flowers" + THEN, "training_preprocessor_dl('flowers', 'never', %s, 'x')"),
+    "independent variable": (COLUMN, "x FROM flowers" + THEN, "training_preprocessor_dl('flowers', 'never', 'y', %s)"),
+    "quoted variable": (COLUMN, '"x" FROM flowers' + THEN, "training_preprocessor_dl('flowers', 'never', 'y', %s)"),
+    "output table": (OUTPUT, "o (b integer)" + THEN, "training_preprocessor_dl('flowers', %s, 'y', 'x')"),
     "schema of the output": (
         OUTPUT,
         '"attacker".o2 (b integer)' + THEN,
         "training_preprocessor_dl('flowers', %s, 'y', 'x')",
-        "invalid table name",
     ),
-    "training table": (
-        INPUT,
-        "flowers" + THEN,
-        "validation_preprocessor_dl('flowers', 'never', 'y', 'x', %s)",
-        "invalid table name",
-    ),
-    "architecture table": (INPUT, "arch" + THEN, "load_keras_model(%s, '{}'::json)", "invalid table name"),
-    "table to delete from": (
-        "DELETE FROM {}",
-        "arch WHERE false" + THEN,
-        "delete_keras_model(%s, 1)",
-        "invalid table name",
-    ),
+    "training table": (INPUT, "flowers" + THEN, "validation_preprocessor_dl('flowers', 'never', 'y', 'x', %s)"),
+    "architecture table": (INPUT, "arch" + THEN, "load_keras_model(%s, '{}'::json)"),
+    "table to delete from": ("DELETE FROM {}", "arch WHERE false" + THEN, "delete_keras_model(%s, 1)"),
     "selection table": (
         OUTPUT,
         "o3 (b integer)" + THEN,
         "load_model_selection_table('arch', %s, ARRAY[1], ARRAY["
         "$$loss='mse', optimizer='SGD()'$$], ARRAY['batch_size=8'])",
-        "invalid table name",
     ),
     "object table": (
         INPUT,
         "arch" + THEN,
         "load_model_selection_table('arch', 'never', ARRAY[1], ARRAY["
         "$$loss='mse', optimizer='SGD()'$$], ARRAY['batch_size=8'], %s)",
-        "invalid table name",
     ),
     "source of training": (
         INPUT,
         "flowers_packed" + THEN,
         "madlib_keras_fit_multiple_model(%s, 'never', 'mst', 1, FALSE)",
-        "invalid table name",
     ),
     "models to train into": (
         OUTPUT,
         "o4 (b integer)" + THEN,
         "madlib_keras_fit_multiple_model('flowers_packed', %s, 'mst', 1, FALSE)",
-        "invalid table name",
     ),
     "selection to train": (
         INPUT,
         "mst" + THEN,
         "madlib_keras_fit_multiple_model('flowers_packed', 'never', %s, 1, FALSE)",
-        "invalid table name",
     ),
     "validation table": (
         INPUT,
         "flowers_packed" + THEN,
         "madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 1, FALSE, %s)",
-        "invalid table name",
     ),
-    "model to evaluate": (
-        INPUT,
-        "models" + THEN,
-        "madlib_keras_evaluate(%s, 'flowers_packed', 'never', FALSE, 1)",
-        "invalid table name",
-    ),
+    "model to evaluate": (INPUT, "models" + THEN, "madlib_keras_evaluate(%s, 'flowers_packed', 'never', FALSE, 1)"),
     "id column": (
         COLUMN,
         "id FROM flowers" + THEN,
         "madlib_keras_predict('models', 'flowers', %s, 'x', 'never', 'prob', FALSE, 1)",
-        "pwned",
     ),
     "column to predict from": (
         COLUMN,
         "x FROM flowers" + THEN,
         "madlib_keras_predict('models', 'flowers', 'id', %s, 'never', 'prob', FALSE, 1)",
-        "pwned",
     ),
     "predictions": (
         OUTPUT,
         "o5 (b integer)" + THEN,
         "madlib_keras_predict('models', 'flowers', 'id', 'x', %s, 'prob', FALSE, 1)",
-        "invalid table name",
     ),
-    "model to export": (INPUT, "models" + THEN, "mop_export_model(%s, 1)", "invalid table name"),
-    "table of GPUs": (OUTPUT, "o6 (b integer)" + THEN, "gpu_configuration(%s, 'nvidia')", "invalid table name"),
+    "model to export": (INPUT, "models" + THEN, "mop_export_model(%s, 1)"),
+    "table of GPUs": (OUTPUT, "o6 (b integer)" + THEN, "gpu_configuration(%s, 'nvidia')"),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_sql_in_a_name(attacker, name):
-    template, text, call, fragment = CALLS[name]
+    template, text, call = CALLS[name]
+    fragment = "pwned" if template == COLUMN else "invalid table name"
     attacker.run("SELECT naive(%s, %s)", [template, text])
     attacker.run("DROP TABLE pwned")  # it was made
     error = refusal(attacker, fragment, f"SELECT madlib.{call}", [text])

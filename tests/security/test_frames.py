@@ -6,18 +6,11 @@ import struct
 
 import pytest
 
-from support.forged import own_run
+from support.forged import mark, own_run, unit
+from support.payloads import Writes
 from support.workload import ADAM, dense, fit, load, make_data, selection
 
-
-class Writes:
-    """Unpickling it writes a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (self.path, "w"))
+__all__ = ["mark"]
 
 
 def frame(header, *payloads):
@@ -47,13 +40,6 @@ def forged(path):
     return text + b" " * (-len(text) % 8)
 
 
-@pytest.fixture
-def mark(tmp_path):
-    for directory in (tmp_path, *list(tmp_path.parents)[:2]):
-        directory.chmod(0o777)
-    return tmp_path / "mark"
-
-
 @pytest.fixture(scope="module")
 def plain(db):
     """A role without any right but the use of pg_mop, with a model and packed rows."""
@@ -71,8 +57,9 @@ def plain(db):
 
 
 def test_the_pickle_would_write_the_file(mark):
-    pickle.loads(pickle.dumps(Writes(str(mark)))).close()
+    pickle.loads(pickle.dumps(Writes(str(mark))))
     assert mark.exists()
+    mark.unlink()
 
 
 @pytest.mark.parametrize(
@@ -110,50 +97,8 @@ def test_a_unit_with_forged_messages(plain, mark, dtype):
         f"THEN '\\x{evil.hex()}'::bytea ELSE ''::bytea END AS d FROM generate_series(1, 2) AS b OFFSET 0) AS q "
         f"WHERE %(epochs)s = 1"
     )
-    unit = {
-        "run_id": run_id,
-        "fencing_token": 1,
-        "iteration": 1,
-        "segment": 0,
-        "kind": "train",
-        "dataset": "training",
-        "attempt": 1,
-        "version": 0,
-        "fingerprint_sql": "SELECT '1' AS fingerprint",
-        "fingerprint": "1",
-        "table": "x",
-        "replicas": None,
-        "object_table": None,
-        "seed": 1,
-        "same_start": True,
-        "options": {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 10, "idle_ms": 60000},
-        "dtypes": [dtype],
-        "inputs": 1,
-        "rows": n,
-        "bytes": len(evil),
-        "dataset_key": "k",
-        "keep": [],
-        "share_prefixes": True,
-        "run_seconds": 0,
-        "rows_sql": rows,
-        "outputs": {"widths": [3], "what": "classes", "table": "x"},
-        "models": [
-            {
-                "stage": 1,
-                "iteration": 1,
-                "attempt": 1,
-                "version": 0,
-                "passes_left": 1,
-                "run_passes_left": 1,
-                "state_table": 1,
-                "epochs": 1,
-                "kernel": "plain",
-                "release": [],
-            }
-        ],
-        "coming": None,
-    }
-    plain.error("SELECT madlib.mop_run_unit(%s)", [json.dumps(unit)])
+    own = unit(run_id, dtypes=[dtype], rows=n, bytes=len(evil), rows_sql=rows)
+    plain.error("SELECT madlib.mop_run_unit(%s)", [json.dumps(own)])
     assert not mark.exists()
 
 

@@ -5,7 +5,7 @@ import pytest
 ROWS = 300
 TRAIN = (
     "SELECT madlib.mop_train('rented', '{}', target => 'y', id => 'id', exclude => 'tenant', layers => 'linear', "
-    "max_trials => 1, baselines => false, time_limit => '5 s')"
+    "max_trials => 1, baselines => false, families => 'nets', time_limit => '5 s')"
 )
 
 

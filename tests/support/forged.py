@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 # the argument of mop_open_run; a caller adds the token of its session as "coordinator"
 RUN = {
     "function": "f",
@@ -68,6 +70,68 @@ def own_run(client, compile_params="", architecture="", fit_params=None, state=N
         )
     client.run("SELECT madlib.mop_close_run(%s, 1, 'failed', 'by hand')", [run_id])
     return run_id
+
+
+@pytest.fixture
+def mark(tmp_path):
+    """The path of a file that an attack would write; the server may write there."""
+    for directory in (tmp_path, *list(tmp_path.parents)[:2]):
+        directory.chmod(0o777)
+    yield tmp_path / "mark"
+    assert not (tmp_path / "mark").exists(), "the attack has left its mark"
+
+
+def options(**changed):
+    """The options of a trainer in such a unit."""
+    return {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 10, "idle_ms": 60000, **changed}
+
+
+def unit(run_id, version=0, **changed):
+    """A unit as mop_run_unit takes it, which a role has written itself; `changed`: other members."""
+    return {
+        "run_id": run_id,
+        "fencing_token": 1,
+        "iteration": 1,
+        "segment": 0,
+        "kind": "train",
+        "dataset": "training",
+        "attempt": 1,
+        "fingerprint_sql": "SELECT '1' AS fingerprint",
+        "fingerprint": "1",
+        "table": "x",
+        "replicas": None,
+        "object_table": None,
+        "seed": 1,
+        "same_start": True,
+        "options": options(),
+        "dtypes": ["<f4"],
+        "inputs": 1,
+        "rows": 1,
+        "bytes": 1,
+        "dataset_key": "k",
+        "keep": [],
+        "share_prefixes": True,
+        "compile_ahead": False,
+        "run_seconds": 0,
+        "coming": None,
+        "outputs": {"widths": [3], "what": "classes", "table": "x"},
+        "rows_sql": "SELECT madlib.mop_sub_epoch(1, 1, ARRAY[''::bytea], ARRAY['{0}']) AS report",
+        "models": [
+            {
+                "stage": 1,
+                "iteration": 1,
+                "attempt": 1,
+                "version": version,
+                "state_table": 1,
+                "passes_left": 1,
+                "run_passes_left": 1,
+                "epochs": 1,
+                "kernel": "plain",
+                "release": [],
+            }
+        ],
+        **changed,
+    }
 
 
 # a run of many configurations on two segments, as the journal would have it: trained and evaluated after each iteration
