@@ -14,7 +14,6 @@ import random
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ import psycopg2
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from support.client import Client, connect  # noqa: E402
-from support.cluster import Cluster, client_program, eventually  # noqa: E402
+from support.cluster import Cluster, eventually  # noqa: E402
 from support.trainers import all_trainers, of_backend, trainers  # noqa: E402
 from support.workload import ADAM, assert_invariants, dense, load, make_data, selection  # noqa: E402
 
@@ -33,7 +32,6 @@ DATABASE, ROLES = "soak", ("soak_a", "soak_b")
 ATTEMPT_SECONDS = 120  # a call that lasts longer hangs
 ATTEMPTS = 5  # of a run that are disturbed
 IN_VAIN = 4  # attempts that no fault of ours explains, after which a run never ends
-VANISHED = re.compile("does not exist|could not open relation|cache lookup failed")  # while pg_dump was at it
 PYTHON_ERROR = re.compile(r"^(plpy\.Error: )?(\w+: )?(psycopg2\.|\w+(Error|Exception)\b)")
 
 
@@ -349,8 +347,6 @@ TIMED = {
     "server shut down": (1, "shut_server_down"),
     "sessions": (2, "set_sessions"),
     "connections": (1, "use_up_connections"),
-    "vacuum": (1, "vacuum"),
-    "dump": (1, "dump"),
 }
 OF_ATTEMPTS = ("statement_timeout", "memory", "rollback")
 # those after which a call may end with an error
@@ -610,63 +606,6 @@ class Soak:
         self.later(give_back)
         return f"{len(taken)} for {seconds:.1f} s"
 
-    def vacuum(self, job):
-        restarts = self.restarts
-
-        def go():
-            try:
-                client = self.client("postgres")
-                client.run("SET lock_timeout = '5s'")
-                for table in (
-                    "mop_run",
-                    "mop_stage",
-                    "mop_request",
-                    "mop_unit",
-                    "mop_stage_state",
-                    "mop_state_table",
-                    "mop_configuration",
-                    "mop_output",
-                ):
-                    client.run(f"VACUUM ANALYZE madlib.{table}")
-                client.run("VACUUM")
-                client.close()
-            except psycopg2.Error as error:
-                if restarts == self.restarts and "lock timeout" not in str(error):
-                    self.found("VACUUM failed", None, str(error))
-
-        self.later(go)
-        return "VACUUM ANALYZE"
-
-    def dump(self, job):
-        restarts = self.restarts
-        program = client_program("pg_dump")
-
-        def go():
-            for _ in range(3):
-                made = subprocess.run(
-                    [
-                        program,
-                        "-h",
-                        "127.0.0.1",
-                        "-p",
-                        str(self.server.dsn()["port"]),
-                        "-U",
-                        "postgres",
-                        "-f",
-                        "/dev/null",
-                        DATABASE,
-                    ],
-                    capture_output=True,
-                    text=True,
-                )
-                if not VANISHED.search(made.stderr):
-                    break
-            if made.returncode and restarts == self.restarts and "too many clients" not in made.stderr:
-                self.found("pg_dump failed", None, made.stderr)
-
-        self.later(go)
-        return "pg_dump"
-
     def later(self, function):
         thread = threading.Thread(target=function, daemon=True)
         thread.start()
@@ -761,7 +700,7 @@ class Soak:
         for thread in self.background:
             thread.join(60)
             if thread.is_alive():
-                self.found("hang", None, "a VACUUM or pg_dump does not end")
+                self.found("hang", None, "the connections that were taken are not given back")
         self.background = []
         for job in self.jobs:
             if job.client is not None:
