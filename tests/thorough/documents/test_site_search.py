@@ -1,7 +1,6 @@
 """The documents as a site, read from the disk: its search works without a server, and it loads nothing from elsewhere."""
 
 import importlib.util
-import pathlib
 import re
 import subprocess
 import sys
@@ -10,25 +9,6 @@ import pytest
 
 from support.browser import problems, value
 from support.cluster import ROOT, eventually
-
-WORKER = """
-addEventListener("message", event => { importScripts(); postMessage({ twice: event.data.n * 2, page: "document" in self }); });
-"""
-PAGE = """<!DOCTYPE html><script src="shim.js"></script><body><script>
-window.answers = [];
-const worker = new Worker("worker.js");
-worker.onmessage = event => answers.push(event.data.twice);
-for (const n of [1, 2, 3]) worker.postMessage({ n });
-</script>"""
-
-
-def test_a_page_from_the_disk_has_a_worker(browser, tmp_path):
-    shim = (ROOT / "docs" / "javascripts" / "iframe-worker.js").read_text()
-    for name, content in (("shim.js", shim), ("worker.js", WORKER), ("page.html", PAGE)):
-        pathlib.Path(tmp_path, name).write_text(content)
-    browser.get(pathlib.Path(tmp_path, "page.html").as_uri())
-    assert eventually(lambda: value(browser, "window.answers.length") == 3, 60)
-    assert value(browser, "window.answers") == [2, 4, 6] and problems(browser) == []
 
 
 def test_the_site_is_searched_from_the_disk(browser, tmp_path):

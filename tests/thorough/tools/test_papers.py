@@ -4,18 +4,15 @@ import random
 import sys
 from collections import Counter
 
-import pytest
-
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.simulator import makespan, simulate
 from support.cluster import ROOT
 from support.conformance import SchedulerConformance
-from support.conformance.schedulers import board_of, tree
+from support.conformance.schedulers import tree
 
 sys.path.append(str(ROOT / "benchmarks"))
 
 from papers.schedulers import OF_PAPERS, SCHEDULERS  # noqa: E402
-from papers.transport import Transport  # noqa: E402
 
 
 class TestSchedulersOfPapers(SchedulerConformance):
@@ -48,52 +45,6 @@ def test_the_formulas_give_the_figures_of_the_paper():
     assert "| 1 | 1.00 | 0.12 | 0.25 | 0.50 |" in cerebro.half()
 
 
-def test_fifo_gives_every_task_to_the_first_idle_worker():
-    from papers.cerebro import fifo
-
-    assert fifo([1, 1, 1, 3], 2) == 4 and fifo([3, 1, 1, 1], 2) == 3
-
-
-def test_a_lost_server_delays_an_iteration_and_stops_nothing():
-    from papers import cerebro
-
-    row = next(line for line in cerebro.figure_8b().splitlines() if line.startswith("| 16 |"))
-    first, second, third, *_ = map(float, row.split("|")[2:-1])
-    assert first == 1 and 1 < second < third <= 2
-
-
-def test_a_server_that_joins_shortens_the_run_by_its_part():
-    from papers import cerebro
-
-    rows = [line.split("|")[2:-1] for line in cerebro.figure_8b_joined().splitlines() if line.startswith("| 64 |")]
-    *iterations, sooner = map(float, rows[0])
-    assert iterations[0] == 1 and iterations[2:] == pytest.approx([8 / 9] * 3, abs=0.01)
-    assert sooner == pytest.approx(5 / (1.5 + 3.5 * 8 / 9), abs=0.01)
-
-
-@pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
-@pytest.mark.parametrize("configurations", [1, 3, 4, 8])
-def test_dealt_places_need_no_rule_of_half_as_many_configurations(configurations, factor):
-    from papers.cerebro import dealt_seconds
-
-    alone, all_places = 1.0, configurations / 8 * factor
-    assert (
-        0.99 * min(alone, all_places)
-        <= dealt_seconds(configurations, 8, factor)
-        <= 1.01 * max(0.41, min(alone, 2 * all_places))
-    )
-
-
-def test_places_dealt_anew_are_better_than_places_dealt_once():
-    from papers.fluid import StaticFluid, study
-    from pg_mop.schedule.dealing import Dealer
-
-    (alone, used), (static, _), (dynamic, dealt) = (
-        study("asha", 8, dealing, 1) for dealing in (None, StaticFluid, Dealer)
-    )
-    assert dynamic < static < alone and used < dealt > 0.9
-
-
 def test_sharing_saves_a_grid_its_merge_rate_and_early_stopping_more():
     from papers.treeml import ITERATIONS, schedules, study
 
@@ -109,14 +60,3 @@ def test_sharing_saves_a_grid_its_merge_rate_and_early_stopping_more():
         / study("successive-halving", values, **halving)[0]
     )
     assert early > apart / units
-
-
-def test_carrying_and_the_coordinators_work_take_time():
-    def span(**transport):
-        board = board_of(8, 4, 3)
-        given = Transport(board, **{"bytes": 1e8, "network": 1e8, "disk": 1e9, "coordinator": 0.0, **transport})
-        return makespan(simulate(board, SCHEDULERS["randomized"](board, 1), lambda unit: 1.0, around=given))
-
-    free = makespan(simulate(board := board_of(8, 4, 3), SCHEDULERS["randomized"](board, 1), lambda unit: 1.0))
-    assert span(bytes=0) == pytest.approx(free)
-    assert free < span(direct=True) < span() and span(bytes=0, coordinator=1.0) >= 8 * 4 * 3
