@@ -42,18 +42,15 @@ class CannotBegin(Exception):
 
 def paths(circle):
     """The paths of a circle for pytest, whether they need servers, and whether they run side by side."""
-    if circle == "all":
-        return [str(circles.TESTS)], True, True
-    if circle in ("check", "test"):
-        rooms = circles.CIRCLES["check"] + (circles.CIRCLES["test"] if circle == "test" else [])
-        return [str(circles.TESTS / room) for room in rooms], circle == "test", True
-    if circle == "rest":
-        return list(map(str, circles.files("rest"))), True, True
+    several = {"check": ["check"], "test": ["test", "check"], "rest": ["rest"], "all": ["rest", "test", "check"]}
+    if circle in several:
+        found = [path for one in several[circle] for path in circles.files(one)]
+        return circles.long_first(found), circle != "check", True
     if circle.startswith("third:"):
         number = circle.removeprefix("third:")
         if not number.isdecimal():
             raise CannotBegin(f"third:NUMBER needs a whole number, not {number!r}")
-        return list(map(str, circles.third(int(number)))), True, True
+        return circles.long_first(circles.third(int(number))), True, True
     return [circle], "PG_MOP_SUITE_HAS_NO_SERVER" not in os.environ, False
 
 

@@ -3,7 +3,7 @@
 import collections
 import re
 
-from support.circles import CIRCLES, TESTS, files, third
+from support.circles import CIRCLES, LONG, TESTS, files, long_first, third
 
 CONTRIBUTING = TESTS.parent / "CONTRIBUTING.md"
 
@@ -28,3 +28,10 @@ def test_the_table_of_the_circles_is_theirs():
         "test": CIRCLES["test"],
         "test-all": CIRCLES["rest"],
     }
+
+
+def test_long_files_exist_and_come_first():
+    assert all((TESTS / name).is_file() for name in LONG)
+    found = files("test")
+    dealt = long_first(found)
+    assert sorted(dealt) == sorted(map(str, found)) and dealt[0].endswith(LONG[0])
