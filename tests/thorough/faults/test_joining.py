@@ -166,20 +166,6 @@ def test_a_later_run_finds_the_copies_and_trains_there_from_the_beginning(server
     servers.same(later)
 
 
-def test_it_is_killed_while_it_trains(servers):
-    with servers.busy():
-        call, run_id = servers.train()
-        add(servers, run_id)
-        assert eventually(lambda: servers.db.value(BY, [run_id, "w3"]) > 1, 120)
-        servers.third.kill()
-    try:
-        assert call.end() is None
-        assert f"run {run_id} goes on without server w3, on copies" in said(call)
-    finally:
-        servers.third.start()
-    servers.same(run_id)
-
-
 def test_it_is_killed_and_comes_back(servers):
     db = servers.db
     with servers.busy():

@@ -2,10 +2,9 @@
 
 import pytest
 
-from support.client import Calling, Client
-from support.cluster import eventually
+from support.client import Client
 from support.servers import CALL, Servers
-from support.workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
+from support.workload import ADAM, assert_invariants, last_run, selection
 
 REPLICAS = "SET pg_mop.replicas = 3"
 DROP = "DROP TABLE IF EXISTS models, models_info, models_summary"
@@ -86,30 +85,6 @@ def test_a_run_begins_and_is_resumed_without_both(servers):
     assert_invariants(db, run_id)
     db.run(f"{DROP}; {CALL}")
     servers.check(last_run(db))  # (what the run has left on the servers is gone, too)
-
-
-def test_the_third_server_relieves_two(servers):
-    """No unit begins on the workers: the coordinator trains on its copies of their segments."""
-    db = servers.db
-    selection(db, "several", "arch", [(1, ADAM.format(0.01 * n), "batch_size=1, epochs=4") for n in range(1, 9)])
-    db.run(DROP)
-    relieved = (
-        "SELECT count(DISTINCT g.server) FROM madlib.mop_units u JOIN madlib.mop_segment g USING (run_id, dataset, segment) "
-        "WHERE u.run_id = %s AND u.kind = 'train' AND u.status = 'finished' AND g.server IS NOT NULL AND u.server IS NULL"
-    )
-    first, second = (Client(worker, "postgres") for worker in servers.workers)
-    with holding(first, "mop"), holding(second, "mop"):
-        client = Client(servers.coordinator, "postgres")
-        client.run(f"SET pg_mop.kernel = plain; SET pg_mop.threads = 1; SET pg_mop.lock_timeout = '300s'; {REPLICAS}")
-        call = Calling(client, CALL.replace("'mst'", "'several'"))
-        assert eventually(lambda: is_under_way(db, more_than=3), 120), call.error
-        run_id = last_run(db)
-        assert eventually(lambda: db.value(relieved, [run_id]) == 2, 120)
-    assert call.end() is None
-    assert_invariants(db, run_id)
-    db.run("DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')", [run_id])
-    same = "SELECT bool_and(a.model_weights = m.model_weights) FROM models m JOIN again a USING (mst_key)"
-    assert db.value(same)
 
 
 SHORT = "'short', {iterations}, FALSE, NULL, 12)"  # (evaluated seldom, so that chains are long and notices few)
