@@ -1,12 +1,14 @@
-"""The tests of every engine, for segments on one server, on nodes of Citus and on the segments of a Greenplum."""
+"""The tests of every engine: segments on one server, on several, on nodes of Citus and on those of a Greenplum."""
 
 import pytest
 
-from support.engines import CitusNodes, EngineConformance, GreenplumCluster, OneServer, prepared
+from support.engines import CitusNodes, EngineConformance, GreenplumCluster, OneServer, SeveralServers, prepared
 
 
 @pytest.fixture(
-    scope="module", params=[OneServer, CitusNodes, GreenplumCluster], ids=["postgresql", "citus", "greenplum"]
+    scope="module",
+    params=[OneServer, SeveralServers, CitusNodes, GreenplumCluster],
+    ids=["postgresql", "postgres_fdw", "citus", "greenplum"],
 )
 def engine(server, request):
     yield from prepared(request.param(server))
