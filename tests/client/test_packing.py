@@ -349,13 +349,7 @@ def test_numbers_are_predicted_as_numbers_and_classes_as_what_they_are(db, s):
         ["batch_size=10"],
     )
     for number, (low, high, kind) in enumerate(
-        (
-            (None, "p", "str"),
-            (False, True, "bool"),
-            (0.5, 1.5, "float64"),
-            (None, 3.0, "float64"),
-            ([1.0, 0.0], [0.0, 1.0], "int64"),
-        )
+        ((None, "p", "str"), (0.5, 1.5, "float64"), ([1.0, 0.0], [0.0, 1.0], "int64"))
     ):
         actual = pandas.Series([high if a > 0 else low for a in rows.a])
         packed = s.pack(rows.assign(y=actual), "of_kind", label="y", replace=True)

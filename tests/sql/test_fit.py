@@ -1,4 +1,4 @@
-"""madlib_keras_fit and what reads its tables; madlib_keras_predict_byom; with 1 and 3 segments."""
+"""madlib_keras_fit and what reads its tables; madlib_keras_predict_byom."""
 
 import pytest
 
@@ -8,14 +8,11 @@ ADAM = "loss='categorical_crossentropy', optimizer='Adam(lr=0.05)', metrics=['ac
 FROZEN = sequential("frozen", [4], layer("Dense", name="out", units=3, activation="softmax", trainable=False))
 
 
-@pytest.fixture(scope="module", params=[1, 3])
-def data(db, request):
-    make_data(db, segments=request.param)
-    db.run("DROP TABLE IF EXISTS flowers_val, flowers_val_summary")
+@pytest.fixture(scope="module")
+def data(db):
+    make_data(db, segments=3)
     db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
     load(db, "arch", dense(), FROZEN)
-    db.run('DROP TABLE IF EXISTS "Odd arch!"')
-    db.run("SELECT madlib.load_keras_model('\"Odd arch!\"', %s::json)", [dense()])
 
 
 def train(db, output="one", arch="arch", model_id=1, compiled=ADAM, fit="batch_size=8", rest="2"):

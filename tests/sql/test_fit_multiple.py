@@ -1,6 +1,5 @@
 """madlib_keras_fit_multiple_model on a real server: what it makes, for all shapes of workload."""
 
-import json
 import re
 
 import pytest
@@ -8,19 +7,7 @@ import pytest
 from support.cluster import eventually
 from support.golden import assert_golden
 from support.tries import tries
-from support.workload import (
-    ADAM,
-    NAN,
-    assert_invariants,
-    dense,
-    fit,
-    holding,
-    layer,
-    load,
-    make_data,
-    selection,
-    sequential,
-)
+from support.workload import ADAM, NAN, assert_invariants, dense, fit, layer, load, make_data, selection, sequential
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +105,7 @@ def test_of_many_configurations_the_lines_tell_the_best_five_and_the_failures(db
     assert "13, 14, 15, 16, 17, 18" in warning and "and 1 more" in warning and "mst_key 18:" not in warning
 
 
-@pytest.mark.parametrize("configurations,segments", [(5, 3), (2, 3), (1, 3), (3, 1), (1, 1)])
+@pytest.mark.parametrize("configurations,segments", [(5, 3), (1, 3), (3, 1)])
 def test_any_number_of_configurations_trains_on_any_number_of_segments(db, data, configurations, segments):
     packed = make_data(db, "other", rows=50, segments=segments)
     selection(db, "mst", "arch", [(1, ADAM.format(0.01 * (k + 1)), "batch_size=8") for k in range(configurations)])
@@ -179,33 +166,8 @@ def test_configurations_of_one_architecture_start_equal_unless_told_otherwise(db
     db.run("RESET pg_mop.same_start")
 
 
-def test_two_runs_of_one_seed_with_one_worker_give_identical_bytes(db, data):
-    packed = make_data(db, "single", segments=1)
-    selection(
-        db,
-        "mst",
-        "arch",
-        [(1, ADAM.format(0.05), "batch_size=8, shuffle=True, epochs=2"), (2, ADAM.format(0.01), "batch_size=16")],
-    )
-    weights, unit_specs = [], []
-    db.run("SET pg_mop.kernel = 'plain'")  # (of several kernels a run takes the one that it measures to be fastest)
-    for _ in range(2):
-        run_id = fit(db, packed, "models", "mst")
-        weights.append(db.run("SELECT mst_key, model_weights::text FROM models ORDER BY 1"))
-        unit_specs.append(
-            db.run(
-                "SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order "
-                "WHERE run_id = %s ORDER BY 1, 2, 3",
-                [run_id],
-            )
-        )
-    db.run("RESET pg_mop.kernel")
-    assert weights[0] == weights[1] and unit_specs[0] == unit_specs[1]
-
-
-@pytest.mark.parametrize("kernel", ["plain", "loop"])
-def test_streaming_and_caching_give_the_same_bytes(db, data, kernel):
-    db.run(f"SET pg_mop.kernel = {kernel}")
+def test_streaming_and_caching_give_the_same_bytes(db, data):
+    db.run("SET pg_mop.kernel = loop")
     packed = make_data(db, "single", segments=1)
     selection(
         db,
@@ -240,15 +202,15 @@ def test_models_whose_states_are_read_ahead_are_trained_as_each_alone(db, data):
             layer("Dense", name="c", units=3, activation="softmax"),
         ),
     )
-    configurations = [(1, ADAM.format(rate), "batch_size=8") for rate in (0.001, 0.002, 0.003, 0.004)]
+    configurations = [(1, ADAM.format(rate), "batch_size=8") for rate in (0.001, 0.002)]
     make_data(db, "one", segments=1)
     db.run("SET pg_mop.seed = 4; SET pg_mop.kernel = 'plain'; SET pg_mop.threads = 1")
     selection(db, "large_mst", "large_arch", configurations)
-    fit(db, "one_packed", "together", "large_mst", 3)
-    for key in range(1, 5):
+    fit(db, "one_packed", "together", "large_mst", 2)
+    for key in (1, 2):
         db.run("DELETE FROM large_mst")
         db.run("INSERT INTO large_mst VALUES (%s, %s, %s, %s)", [key, *configurations[key - 1]])
-        fit(db, "one_packed", "single", "large_mst", 3)
+        fit(db, "one_packed", "single", "large_mst", 2)
         assert db.value("SELECT t.model_weights = s.model_weights FROM together t JOIN single s USING (mst_key)")
     db.run("RESET pg_mop.kernel; RESET pg_mop.threads; RESET pg_mop.seed")
 
@@ -345,40 +307,6 @@ def test_all_configurations_failing_is_an_error_and_leaves_no_table(db, data):
     assert db.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "failed"
 
 
-def test_the_views_show_a_running_call_to_another_session(db, data):
-    import threading
-
-    load(db, "arch4", dense(), dense(16))
-    selection(db, "mst", "arch4", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.05, 0.04, 0.03)])
-    watcher = db.another()
-    before = watcher.value("SELECT coalesce(max(run_id), 0) FROM madlib.mop_runs")
-    db.run("SET pg_mop.lock_timeout = '300s'")
-    with holding(db.another()) as let_some_begin:
-        thread = threading.Thread(target=fit, args=(db, data, "models", "mst"), kwargs={"iterations": 2})
-        thread.start()
-        seen = eventually(
-            lambda: (
-                watcher.run(
-                    "SELECT p.*, r.status AS run_status FROM madlib.mop_progress p JOIN madlib.mop_runs r USING (run_id) "
-                    "WHERE run_id > %s AND units_done > 0 AND r.status = 'running'",
-                    [before],
-                )
-                or let_some_begin()
-            ),
-            90,
-        )
-    running = watcher.run("SELECT * FROM madlib.mop_units WHERE run_id > %s AND status = 'running'", [before])
-    thread.join()
-    db.run("RESET pg_mop.lock_timeout")
-    columns = "run_id units_done units_total seconds_elapsed seconds_left mst_key iteration last_loss status"
-    assert seen and set(columns.split()) <= set(seen[0])
-    assert seen[0]["units_total"] == 2 * 3 + 3 and seen[0]["seconds_left"] is not None
-    assert all(u["backend_pid"] for u in running)
-    done = watcher.run("SELECT * FROM madlib.mop_progress WHERE run_id > %s", [before])
-    assert all(p["units_done"] == p["units_total"] and p["status"] == "finished" for p in done)
-    watcher.close()
-
-
 def test_a_rolled_back_call_loses_no_trained_state_and_a_committed_one_frees_it(db, data):
     selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
     db.run("BEGIN")
@@ -396,12 +324,6 @@ def pool(db):
     assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_trainers WHERE state <> 'idle'"))
     rows = db.run("SELECT pid, nets, rows_bytes FROM madlib.mop_trainers WHERE database = current_database()")
     return {row["pid"]: (row["nets"], row["rows_bytes"]) for row in rows}
-
-
-def test_parameters_of_the_run_are_logged(db, data):
-    parameters = db.value("SELECT parameters FROM madlib.mop_run ORDER BY run_id DESC LIMIT 1")
-    parameters = parameters if isinstance(parameters, dict) else json.loads(parameters)
-    assert parameters["arguments"]["num_iterations"] and parameters["settings"]["seed"] is not None
 
 
 def test_the_summary_spells_names_as_the_caller_does(db):

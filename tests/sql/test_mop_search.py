@@ -110,16 +110,13 @@ def assert_search_invariants(db, run_id):
 @pytest.mark.parametrize(
     "procedure,parameters",
     [
-        ("random", "iterations=2, trials=4"),
-        ("successive-halving", "iterations=4, trials=4, reduction=2"),
-        ("hyperband", "iterations=4, reduction=2"),
         ("population", "iterations=4, population=4, interval=2"),
-        ("median-stopping", "iterations=4, trials=5, grace=1, others=2"),
         ("tpe", "iterations=2, trials=4"),
         ("bohb", "iterations=4, reduction=2"),
     ],
 )
-def test_every_procedure_comes_to_its_end(db, data, procedure, parameters):
+def test_a_procedure_comes_to_its_end(db, data, procedure, parameters):
+    """Those that differ most; thorough/searches/test_search_replays.py has all of them."""
     if procedure == "tpe":
         pytest.importorskip("optuna", reason=f"not run: {procedure} needs Optuna")
     run_id = search(db, procedure=procedure, parameters=parameters, metric="accuracy", validation_table="flowers_val")
@@ -440,10 +437,10 @@ def test_who_comes_late_trains_anew_what_others_have_left_behind(db, data):
     other.close()
 
 
-@pytest.mark.parametrize("fit_params", ["", ", 'stop': [{'patience': 1, 'min_delta': 0.4}]", ", 'keep': ['best']"])
-def test_what_an_earlier_run_has_trained_changes_no_search(db, data, fit_params):
+def test_what_an_earlier_run_has_trained_changes_no_search(db, data):
     """Neither when a trial stops, nor what the procedure hears, nor what is written: one trial goes at a time."""
-    space = GRID.replace("MultiStep(0.05, [1], 0.1)", "0.0001")[:-1] + fit_params + "}"
+    whole = GRID.replace("MultiStep(0.05, [1], 0.1)", "0.0001")
+    space = whole[:-1] + ", 'stop': [{'patience': 1, 'min_delta': 0.4}], 'keep': ['best']}"
     columns = "SELECT mst_key, status, iterations, metric, reason FROM {}_trials ORDER BY 1"
     db.run("SET pg_mop.seed = 3; SET pg_mop.kernel = plain; SET pg_mop.reuse = off")
     parameters = "iterations=5, parallel=1, others=1, grace=1"
@@ -452,9 +449,7 @@ def test_what_an_earlier_run_has_trained_changes_no_search(db, data, fit_params)
     assert any(row["iterations"] < 5 for row in wanted), "one stops"
     # an earlier run that has trained them all to the end, and one that a search has kept states of
     db.run("SET pg_mop.reuse = on; SELECT madlib.mop_drop_checkpoints()")
-    search(
-        db, "whole", space.replace(fit_params, "") if fit_params else space, "grid", "iterations=5", metric="accuracy"
-    )
+    search(db, "whole", whole, "grid", "iterations=5", metric="accuracy")
     for _ in range(2):
         run_id = search(db, "again", space, "median-stopping", parameters, metric="accuracy")
         assert db.run(columns.format("again")) == wanted and told(db, run_id) == events
@@ -473,7 +468,6 @@ def test_what_an_earlier_run_has_trained_changes_no_search(db, data, fit_params)
             "{'patience': 1, 'min_delta': 0.1}",
         ),
         ("successive-halving", "iterations=4, reduction=2, trials=8", "{'metric': 'accuracy', 'target': 0.6}"),
-        ("hyperband", "iterations=4, reduction=2", "{'metric': 'accuracy', 'target': 0.6}"),
     ],
 )
 def test_a_trial_that_its_own_rule_stops_ends_there_whoever_has_trained_it(db, data, procedure, parameters, stop):
@@ -704,18 +698,6 @@ def test_a_search_goes_on_from_what_is_known(db, data):
     assert "there is no run 0" in str(
         db.error("SELECT madlib.mop_search('flowers_packed', 'third', 'arch', %s, continue_from => 0)", [SPACE])
     )
-
-
-def test_a_trial_that_fails_does_not_end_the_search(db, data):
-    space = GRID.replace("[0.01, 0.05, MultiStep(0.05, [1], 0.1)]", "[0.01, 1e38]").replace("'Adam'", "'SGD'")
-    run_id = search(
-        db, space=space.replace("categorical_crossentropy", "mse"), procedure="grid", parameters="iterations=2"
-    )
-    errors = {r["compile_params"]: r["error"] for r in db.run("SELECT compile_params, error FROM found_info")}
-    assert len(errors) == 4 or len(errors) == 2
-    assert any(e for c, e in errors.items() if "1e+38" in c) or not any(errors.values())
-    assert all(e is None for c, e in errors.items() if "0.01" in c)
-    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
 
 
 SIZES = ", ".join(map(str, range(1, 61)))

@@ -624,7 +624,6 @@ CLASSES = {  # type of the target: (two values that are equal and a third one; t
     "float8": ("0", "-0", "2", "numeric"),
     "timestamptz": ("2024-01-01 00:00+00", "2024-01-01 05:30+05:30", "2024-01-02 00:00+00", "timestamptz"),
     "citext": ("Yes", "yes", "no", "text"),
-    "interval": ("1 day", "24 hours", "1 hour", "interval"),
 }
 
 
