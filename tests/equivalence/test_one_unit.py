@@ -36,7 +36,7 @@ def train(db, column, configurations, **settings):
     selection(db, "mst", "arch", [(1, ADAM.format(loss), fitted) for loss, fitted in configurations])
     db.run(f"DROP TABLE IF EXISTS {column}_models, {column}_models_info, {column}_models_summary")
     db.run(
-        f"SELECT madlib_keras_fit_multiple_model('{column}_packed', '{column}_models', 'mst', 3, FALSE, '{column}_valid', 1)"
+        f"SELECT madlib_keras_fit_multiple_model('{column}_packed', '{column}_models', 'mst', 2, FALSE, '{column}_valid', 1)"
     )
     for name in settings:
         db.run(f"RESET pg_mop.{name}")
@@ -71,8 +71,8 @@ CONFIGURATIONS = [
     ids=lambda s: next(iter(s.values())),
 )
 def test_words_are_trained_on_as_numbers(db, data, settings):
-    # (JAX compiles each configuration anew)
-    configurations = CONFIGURATIONS if "kernel" in settings else CONFIGURATIONS[:2]
+    # (the other kernels give the plain one's results, which thorough/equivalence/test_kernels.py proves)
+    configurations = CONFIGURATIONS if settings == {"kernel": "plain"} else CONFIGURATIONS[:2]
     words, word_values = train(db, "word", configurations, **settings)
     numbers, values = train(db, "number", configurations, **settings)
     for own, other in zip(words, numbers, strict=True):
