@@ -193,7 +193,7 @@ def test_a_call_does_not_disturb_another_one_that_trains_the_same_model(people):
     other = people.another()
     call = (
         "SELECT mop_train('people', 'twice', target => 'leaves', max_trials => 1, time_limit => '60 s', "
-        "baselines => FALSE, layers => 'linear')"
+        "baselines => FALSE, layers => 'linear', families => 'nets')"
     )
     other.run("SET search_path = public, madlib")
     with under_way(people, other, call) as calling:
@@ -230,7 +230,7 @@ def test_percent_signs_in_names_stay_as_they_are(people):
     people.run('CREATE TABLE "100%%s" AS TABLE people')
     people.run(
         "SELECT mop_train('\"100%%s\"', '\"50%%d\"', target => 'leaves', exclude => 'income', max_trials => 1, "
-        "layers => 'linear', baselines => false, time_limit => '30 s')"
+        "layers => 'linear', baselines => false, time_limit => '30 s', families => 'nets')"
     )
     assert people.value("SELECT count(*) FROM mop_predict('\"50%%d\"', source => '\"100%%s\"')") == ROWS
 
@@ -302,7 +302,7 @@ def test_a_cancel_ends_the_steps_and_drops_their_tables(people):
 def test_what_a_rolled_back_call_has_left_does_not_hinder_the_next(people):
     call = (
         "SELECT mop_train('people', 'again', target => 'leaves', max_trials => 1, time_limit => '60 s', "
-        "baselines => false, layers => 'linear')"
+        "baselines => false, layers => 'linear', families => 'nets')"
     )
     people.run("BEGIN")
     people.run(call)
@@ -319,7 +319,8 @@ def test_weights_are_counted_and_no_feature(people):
     people.run("ALTER TABLE weighed ADD PRIMARY KEY (id)")
     people.run(
         "SELECT mop_train('weighed', 'heavy', target => 'leaves', exclude => 'income, score, age, plan', weight => 'w', "
-        "max_trials => 3, time_limit => '2 min', baselines => false, layers => 'linear', keep => true)"
+        "max_trials => 3, time_limit => '2 min', baselines => false, layers => 'linear', families => 'nets', "
+        "keep => true)"
     )
     assert not people.run("SELECT * FROM mop_feature_info('heavy') WHERE column_name = 'w'")
     # the classes are about even, and nothing left tells them apart: with the weights, most answers are the heavy class
@@ -404,7 +405,7 @@ def test_balanced_weights_make_rare_classes_count(people):
 def test_folds_of_the_training_part_choose_in_place_of_a_validation_part(people):
     report = people.value(
         "SELECT mop_train('people', 'folded', target => 'leaves', exclude => 'income', max_trials => 1, "
-        "time_limit => '2 min', baselines => FALSE, keep => TRUE, folds => 5, layers => 'linear')"
+        "time_limit => '2 min', baselines => FALSE, keep => TRUE, folds => 5, layers => 'linear', families => 'nets')"
     )
     statements = [line.strip() for line in report.split("The steps by hand:\n")[1].splitlines()]
     assert [s.split("(")[0].split(".")[-1] for s in statements if "mop" in s.split("(")[0]] == [
@@ -435,7 +436,7 @@ def test_what_was_kept_of_a_dropped_model_hinders_no_other_of_its_name_and_folds
     assert {"folded_packed", "folded_search", "folded_train"} <= relations(people, "folded%")
     report = people.value(
         "SELECT mop_train('people', 'folded', target => 'leaves', exclude => 'income', valid => 0, max_trials => 1, "
-        "time_limit => '2 min', baselines => FALSE, layers => 'linear')"
+        "time_limit => '2 min', baselines => FALSE, layers => 'linear', families => 'nets')"
     )
     assert "Over 5 folds of the training part" in report and "folds => 5" in report
     assert not {"folded_packed", "folded_search", "folded_train"} & relations(people, "folded%")
@@ -497,7 +498,7 @@ def test_folds_with_groups_never_part_a_group(people):
     report = people.value(
         "SELECT mop_train('visits', 'grouped', target => 'leaves', id => 'id', exclude => 'income, town', max_trials => 1, "
         "time_limit => '2 min', baselines => FALSE, keep => TRUE, folds => 3, split => 'group', by => 'town', "
-        "layers => 'linear')"
+        "layers => 'linear', families => 'nets')"
     )
     assert "grouped_by => 'town'" in report and "Over 3 folds" in report
     towns = [people.run(f"SELECT DISTINCT town FROM grouped_{part}") for part in ("train", "test")]

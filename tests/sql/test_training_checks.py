@@ -8,7 +8,7 @@ from pg_mop.backend.caller import PINNED
 
 CALL = (
     "SELECT mop_train('{source}', 'm', target => 'y', id => 'id', layers => '{layers}', max_trials => 1, baselines => false, "
-    "time_limit => '{limit}'{more})"
+    "families => 'nets', time_limit => '{limit}'{more})"
 )
 
 
