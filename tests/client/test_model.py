@@ -194,6 +194,7 @@ def test_what_is_no_model_or_no_source_is_told(s, model, people):
 def test_training_shows_its_steps_and_what_the_server_has_said(db, s, people, model, capsys):
     s.load(people.assign(same=1), "members", key="id")
     given = {"id": "id", "exclude": "income", "max_trials": 1, "baselines": False, "layers": "linear"}
+    given["families"] = "nets"
     with Selection(db.uri(), seed=1) as watched:
         capsys.readouterr()
         trained = watched.train("members", "staying", "leaves", time_limit="60 s", **given)

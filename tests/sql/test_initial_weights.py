@@ -35,11 +35,29 @@ def warm(db, output="models", iterations=2, validation=None):
     return last_run(db)
 
 
-@pytest.fixture
-def models(db, data):
+THREE = [*rows(1, 2), (2, ADAM.format(0.1), "batch_size=10")]
+TABLES = ("models", "models_info", "models_summary")
+
+
+@pytest.fixture(scope="module")
+def trained(db, data):
     db.run("SET pg_mop.seed = 3")
-    selection(db, "mst", "arch", rows(1, 2) + [(2, ADAM.format(0.1), "batch_size=10")])
+    selection(db, "mst", "arch", THREE)
     fit(db, "flowers_packed", "models", "mst", 2, None, 1)
+    for table in TABLES:
+        db.run(f"CREATE TABLE kept_{table} (LIKE {table} INCLUDING ALL); INSERT INTO kept_{table} TABLE {table}")
+
+
+@pytest.fixture
+def models(db, trained):
+    """The trained models, as they were, whatever an earlier test has done to them."""
+    db.run("SET pg_mop.seed = 3")
+    selection(db, "mst", "arch", THREE)
+    for table in TABLES:
+        db.run(
+            f"DROP TABLE IF EXISTS {table} CASCADE; CREATE TABLE {table} (LIKE kept_{table} INCLUDING ALL); "
+            f"INSERT INTO {table} TABLE kept_{table}"
+        )
     return "models"
 
 

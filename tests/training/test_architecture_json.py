@@ -296,7 +296,7 @@ def test_damaged_architectures_raise_nothing_but_architecture_errors():
         {"class_name": "__tuple__", "items": 3}]"""
     )
     originals = [json.loads(m.to_json()) for m in keras_3_models()[:4]] + list(KERAS_2.values())
-    for _ in range(draws(800, 8000)):
+    for _ in range(draws(300, 8000)):
         damaged = copy.deepcopy(source.choice(originals))
         places = []
 

@@ -58,7 +58,7 @@ print(len(os.listdir("/proc/self/task")), os.environ.get("OPENBLAS_NUM_THREADS")
         assert ran.stdout == "1 None\n", (name, ran.stderr)
 
 
-@pytest.mark.parametrize("delay", [0.005, 0.02, 0.04, 0.06, 0.09])
+@pytest.mark.parametrize("delay", [0.02, 0.06])
 def test_numpy_is_whole_when_its_import_is_interrupted(delay):
     path = importlib.util.find_spec("pg_mop.backend.arrays").origin
     ran = subprocess.run(
