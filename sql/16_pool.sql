@@ -5,11 +5,7 @@
 CREATE FUNCTION @extschema@.mop_pool(OUT role oid, OUT database oid, OUT pid integer, OUT state text,
     OUT session_pid integer, OUT since timestamptz, OUT framework text, OUT gpu integer, OUT threads integer,
     OUT memory_bytes bigint, OUT nets integer, OUT rows_bytes bigint) RETURNS SETOF record
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.runs import trainers
-return trainers.mop_pool(plpy)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.runs.trainers.mop_pool(plpy) $$;
 
 -- Trainers: leased to a session, serving several, or idle. An idle trainer keeps compiled models ("nets") and rows for the next session of
 -- the same role and database (as of the end of its last lease).
@@ -21,11 +17,8 @@ LEFT JOIN pg_catalog.pg_database d ON d.oid = p.database;
 
 -- Users end idle trainers and serving processes with this, to free their memory: those of the roles that the caller may act as, or all for
 -- superusers. Returns their number.
-CREATE FUNCTION @extschema@.mop_end_trainers() RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.runs import trainers
-return trainers.mop_end_trainers(plpy)
-$$;
+CREATE FUNCTION @extschema@.mop_end_trainers() RETURNS integer
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.runs.trainers.mop_end_trainers(plpy) $$;
 
 -- The event trigger calls this before DROP EXTENSION, so that no process of the pool remains idle. Where the packages are gone
 -- already, the extension can be dropped all the same.

@@ -8,11 +8,8 @@ CREATE FUNCTION @extschema@.load_model_selection_table(
     compile_params_list varchar[],
     fit_params_list varchar[],
     object_table varchar DEFAULT NULL
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.madlib import configurations
-configurations.load_model_selection_table(plpy, *args)
-$$;
+) RETURNS void
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.madlib.configurations.load_model_selection_table(plpy, *args) $$;
 
 -- Users load a grid of configurations, or a random sample of it, into a model-selection table with this.
 CREATE FUNCTION @extschema@.generate_model_configs(
@@ -25,8 +22,5 @@ CREATE FUNCTION @extschema@.generate_model_configs(
     num_configs double precision DEFAULT NULL,
     random_state double precision DEFAULT NULL,
     object_table varchar DEFAULT NULL
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.madlib import configurations
-configurations.generate_model_configs(plpy, *args)
-$$;
+) RETURNS void
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.madlib.configurations.generate_model_configs(plpy, *args) $$;

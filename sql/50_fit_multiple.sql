@@ -14,8 +14,5 @@ CREATE FUNCTION @extschema@.madlib_keras_fit_multiple_model(
     description varchar DEFAULT NULL,
     use_caching boolean DEFAULT FALSE,
     folds double precision DEFAULT NULL
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.madlib import fit_multiple
-fit_multiple.madlib_keras_fit_multiple_model(plpy, *args)
-$$;
+) RETURNS void
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.madlib.fit_multiple.madlib_keras_fit_multiple_model(plpy, *args) $$;

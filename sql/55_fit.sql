@@ -16,8 +16,4 @@ CREATE FUNCTION @extschema@.madlib_keras_fit(
     name varchar DEFAULT NULL,
     description varchar DEFAULT NULL,
     object_table varchar DEFAULT NULL
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.madlib import fit
-fit.madlib_keras_fit(plpy, *args)
-$$;
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.madlib.fit.madlib_keras_fit(plpy, *args) $$;

@@ -20,11 +20,7 @@ CREATE FUNCTION @extschema@.mop_search(
     description varchar DEFAULT NULL,
     folds double precision DEFAULT NULL,
     model_space varchar DEFAULT NULL
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.search import search
-search.mop_search(plpy, *args)
-$$;
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.search.search.mop_search(plpy, *args) $$;
 
 -- Users search a grid of configurations with MADlib's methods, hyperband or hyperopt.
 CREATE FUNCTION @extschema@.madlib_keras_automl(
@@ -45,11 +41,7 @@ CREATE FUNCTION @extschema@.madlib_keras_automl(
     name varchar DEFAULT NULL,
     description varchar DEFAULT NULL,
     use_caching boolean DEFAULT FALSE
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.search import automl
-automl.madlib_keras_automl(plpy, *args)
-$$;
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.search.automl.madlib_keras_automl(plpy, *args) $$;
 
 -- Users write the schedule of a hyperband search into a table with this.
 CREATE FUNCTION @extschema@.hyperband_schedule(
@@ -57,11 +49,7 @@ CREATE FUNCTION @extschema@.hyperband_schedule(
     r double precision,
     eta double precision DEFAULT 3,
     skip_last double precision DEFAULT 0
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.search import automl
-automl.hyperband_schedule(plpy, *args)
-$$;
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.search.automl.hyperband_schedule(plpy, *args) $$;
 
 -- Users control a running run from another session. Its coordinator reads control requests twice a second.
 
@@ -82,8 +70,4 @@ $$;
 
 -- Users train one configuration of an ended run for more iterations with this.
 CREATE FUNCTION @extschema@.mop_more(run_id double precision, mst_key double precision, iterations double precision)
-RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.search import more
-more.mop_more(plpy, *args)
-$$;
+RETURNS void LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.search.more.mop_more(plpy, *args) $$;

@@ -52,11 +52,8 @@ $$;
 
 -- Users run a command in a separate session, as the same role and with the same search_path and settings pg_mop.*;
 -- returns the number of the job.
-CREATE FUNCTION @extschema@.mop_submit(command text) RETURNS bigint LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.runs import jobs
-return jobs.mop_submit(plpy, *args)
-$$;
+CREATE FUNCTION @extschema@.mop_submit(command text) RETURNS bigint
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.runs.jobs.mop_submit(plpy, *args) $$;
 
 -- Cancels the command of a job of the calling role, or for a superuser of any job; false if none is running. For
 -- mop_cancel.

@@ -7,11 +7,7 @@ CREATE FUNCTION @extschema@.madlib_keras_evaluate(
     output_table varchar,
     use_gpus boolean DEFAULT FALSE,
     mst_key double precision DEFAULT NULL
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.madlib import evaluate
-evaluate.madlib_keras_evaluate(plpy, *args)
-$$;
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.madlib.evaluate.madlib_keras_evaluate(plpy, *args) $$;
 
 -- Users predict with a trained model on a table of raw rows with this; pred_type may be a word or a number.
 CREATE FUNCTION @extschema@.madlib_keras_predict(
@@ -23,11 +19,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
     pred_type varchar DEFAULT 'prob',
     use_gpus boolean DEFAULT FALSE,
     mst_key double precision DEFAULT NULL
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.madlib import predict
-predict.madlib_keras_predict(plpy, *args)
-$$;
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.madlib.predict.madlib_keras_predict(plpy, *args) $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict(
     model_table varchar,
@@ -38,11 +30,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
     pred_type integer,
     use_gpus boolean DEFAULT FALSE,
     mst_key double precision DEFAULT NULL
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.madlib import predict
-predict.madlib_keras_predict(plpy, *args)
-$$;
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.madlib.predict.madlib_keras_predict(plpy, *args) $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict(
     model_table varchar,
@@ -53,11 +41,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
     pred_type double precision,
     use_gpus boolean DEFAULT FALSE,
     mst_key double precision DEFAULT NULL
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.madlib import predict
-predict.madlib_keras_predict(plpy, *args)
-$$;
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.madlib.predict.madlib_keras_predict(plpy, *args) $$;
 
 -- Users predict with a model of an architecture table with this; pred_type may be a word or a number.
 CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
@@ -72,11 +56,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     class_values text[] DEFAULT NULL,
     normalizing_const double precision DEFAULT NULL,
     dependent_count double precision DEFAULT 1
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.madlib import predict
-predict.madlib_keras_predict_byom(plpy, *args)
-$$;
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.madlib.predict.madlib_keras_predict_byom(plpy, *args) $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     model_arch_table varchar,
@@ -90,11 +70,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     class_values text[] DEFAULT NULL,
     normalizing_const double precision DEFAULT NULL,
     dependent_count double precision DEFAULT 1
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.madlib import predict
-predict.madlib_keras_predict_byom(plpy, *args)
-$$;
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.madlib.predict.madlib_keras_predict_byom(plpy, *args) $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     model_arch_table varchar,
@@ -108,8 +84,4 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     class_values text[] DEFAULT NULL,
     normalizing_const double precision DEFAULT NULL,
     dependent_count double precision DEFAULT 1
-) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.madlib import predict
-predict.madlib_keras_predict_byom(plpy, *args)
-$$;
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.madlib.predict.madlib_keras_predict_byom(plpy, *args) $$;

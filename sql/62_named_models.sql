@@ -6,11 +6,7 @@ CREATE FUNCTION @extschema@.mop_deploy(
     model_table text,
     mst_key double precision DEFAULT NULL,
     description text DEFAULT NULL
-) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import named_models
-return named_models.mop_deploy(plpy, *args)
-$$;
+) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.named_models.mop_deploy(plpy, *args) $$;
 
 -- Users make the best mean of the models of a table, and of boosted trees and linear models, a version of a named model with
 -- this; it returns the version.
@@ -25,27 +21,15 @@ CREATE FUNCTION @extschema@.mop_ensemble(
     time_limit interval DEFAULT NULL,
     metric text DEFAULT NULL,
     balanced boolean DEFAULT NULL
-) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import ensembles
-return ensembles.mop_ensemble(plpy, *args)
-$$;
+) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.ensembles.mop_ensemble(plpy, *args) $$;
 
 -- Users put a version of a named model into use with this.
 CREATE FUNCTION @extschema@.mop_use_version(name text, version double precision) RETURNS void
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import named_models
-named_models.mop_use_version(plpy, *args)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.named_models.mop_use_version(plpy, *args) $$;
 
 -- Users let another role read a named model with this, or only ask it.
 CREATE FUNCTION @extschema@.mop_share(name text, role text, what text DEFAULT 'model') RETURNS void
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import named_models
-named_models.mop_share(plpy, *args)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.named_models.mop_share(plpy, *args) $$;
 
 CREATE FUNCTION @extschema@.mop_list_models() RETURNS TABLE(
     name text,
@@ -59,11 +43,7 @@ CREATE FUNCTION @extschema@.mop_list_models() RETURNS TABLE(
     bytes bigint,
     description text,
     computed_by text
-) LANGUAGE plpython3u STABLE AS $$
-#python
-from pg_mop.api.tables import named_models
-return named_models.mop_list_models(plpy)
-$$;
+) LANGUAGE plpython3u STABLE AS $$ #python pg_mop.api.tables.named_models.mop_list_models(plpy) $$;
 
 -- The versions of all named models that the role may read.
 CREATE VIEW @extschema@.mop_models WITH (security_barrier) AS SELECT * FROM @extschema@.mop_list_models();
@@ -78,35 +58,19 @@ CREATE FUNCTION @extschema@.mop_predict_row(
 SET search_path = pg_catalog, pg_temp SET extra_float_digits = 3 SET bytea_output = 'hex' SET DateStyle = 'ISO, MDY'
 SET IntervalStyle = 'postgres' SET quote_all_identifiers = off SET array_nulls = on SET standard_conforming_strings = on
 SET transform_null_equals = off
-LANGUAGE plpython3u STABLE COST 10000 ROWS 1 AS $$
-#python
-from pg_mop.api.tables import answers
-return answers.answer_for_row(plpy, *args)
-$$;
+LANGUAGE plpython3u STABLE COST 10000 ROWS 1 AS $$ #python pg_mop.api.tables.answers.answer_for_row(plpy, *args) $$;
 
 -- The two parts of mop_predict for a source: open it, and answer for the next rows; without rows, the source has ended.
 CREATE FUNCTION @extschema@.mop_predict_source(model text, source text, keep text, version double precision)
-RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import source_answers
-return source_answers.mop_predict_source(plpy, *args)
-$$;
+RETURNS integer LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.source_answers.mop_predict_source(plpy, *args) $$;
 
 CREATE FUNCTION @extschema@.mop_predict_rows(opened integer)
 RETURNS TABLE(kept jsonb, prediction text, probability double precision, probabilities jsonb)
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import source_answers
-return source_answers.mop_predict_rows(plpy, *args)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.source_answers.mop_predict_rows(plpy, *args) $$;
 
 -- The columns that a model was trained on.
 CREATE FUNCTION @extschema@.mop_trained_columns(model text, version double precision, path text) RETURNS text[]
-LANGUAGE plpython3u STABLE AS $$
-#python
-from pg_mop.api.tables import answers
-return answers.mop_trained_columns(plpy, *args)
-$$;
+LANGUAGE plpython3u STABLE AS $$ #python pg_mop.api.tables.answers.mop_trained_columns(plpy, *args) $$;
 
 -- A large row as JSON, with the columns alone that the model was trained on: a bytea of megabytes beside them costs nothing.
 -- (A row of a subquery has no type that names its columns: it becomes JSON as a whole.)
@@ -157,11 +121,7 @@ CREATE FUNCTION @extschema@.mop_answer(
 SET search_path = pg_catalog, pg_temp SET extra_float_digits = 3 SET bytea_output = 'hex' SET DateStyle = 'ISO, MDY'
 SET IntervalStyle = 'postgres' SET quote_all_identifiers = off SET array_nulls = on SET standard_conforming_strings = on
 SET transform_null_equals = off
-LANGUAGE plpython3u STABLE COST 10000 AS $$
-#python
-from pg_mop.api.tables import answers
-return answers.value_for_row(plpy, *args)
-$$;
+LANGUAGE plpython3u STABLE COST 10000 AS $$ #python pg_mop.api.tables.answers.value_for_row(plpy, *args) $$;
 
 -- Users write these three in WHERE and ORDER BY: the probability of a class, the class, and the number for a row of FROM.
 CREATE FUNCTION @extschema@.mop_probability(
@@ -215,20 +175,12 @@ CREATE FUNCTION @extschema@.mop_predict(
     keep text DEFAULT NULL,
     version double precision DEFAULT NULL
 ) RETURNS TABLE(kept jsonb, prediction text, probability double precision, probabilities jsonb)
-LANGUAGE plpython3u STABLE AS $$
-#python
-from pg_mop.api.tables import answers
-return answers.mop_predict(plpy, *args[:2])
-$$;
+LANGUAGE plpython3u STABLE AS $$ #python pg_mop.api.tables.answers.mop_predict(plpy, *args[:2]) $$;
 
 -- The Python client predicts for few rows with this: it writes nothing. `type`: of the predictions.
 CREATE FUNCTION @extschema@.mop_predict_few(model text, source text, version double precision)
 RETURNS TABLE(prediction text, probability double precision, probabilities jsonb, type text)
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import source_answers
-return source_answers.mop_predict_few(plpy, *args)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.source_answers.mop_predict_few(plpy, *args) $$;
 
 -- Users write the answers for a table, view or query into a new table with this; it returns the number of rows.
 CREATE FUNCTION @extschema@.mop_predict_into(
@@ -237,48 +189,30 @@ CREATE FUNCTION @extschema@.mop_predict_into(
     output text,
     keep text DEFAULT NULL,
     version double precision DEFAULT NULL
-) RETURNS bigint LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import source_answers
-return source_answers.mop_predict_into(plpy, *args)
-$$;
+) RETURNS bigint LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.source_answers.mop_predict_into(plpy, *args) $$;
 
 -- Reports about a named model on rows with known targets.
 
 -- Users measure a named model with this.
 CREATE FUNCTION @extschema@.mop_evaluate(model text, source text, version double precision DEFAULT NULL)
-RETURNS TABLE(metric text, value double precision) LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import reports
-return reports.mop_evaluate(plpy, *args)
-$$;
+RETURNS TABLE(metric text, value double precision)
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.reports.mop_evaluate(plpy, *args) $$;
 
 -- Users see which classes are taken for which with this.
 CREATE FUNCTION @extschema@.mop_confusion_matrix(model text, source text, version double precision DEFAULT NULL)
-RETURNS TABLE(actual text, predicted text, row_count bigint) LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import reports
-return reports.mop_confusion_matrix(plpy, *args)
-$$;
+RETURNS TABLE(actual text, predicted text, row_count bigint)
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.reports.mop_confusion_matrix(plpy, *args) $$;
 
 -- Users see precision and recall of each class with this.
 CREATE FUNCTION @extschema@.mop_class_report(model text, source text, version double precision DEFAULT NULL)
 RETURNS TABLE(label text, "precision" double precision, recall double precision, f1 double precision, support bigint)
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import reports
-return reports.mop_class_report(plpy, *args)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.reports.mop_class_report(plpy, *args) $$;
 
 -- Users see where a model of numbers errs with this.
 CREATE FUNCTION @extschema@.mop_regression_report(model text, source text, version double precision DEFAULT NULL)
 RETURNS TABLE(lowest double precision, highest double precision, row_count bigint, mean_actual double precision,
     mean_predicted double precision, mae double precision, rmse double precision, bias double precision)
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import reports
-return reports.mop_regression_report(plpy, *args)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.reports.mop_regression_report(plpy, *args) $$;
 
 -- Users see the ROC curve of a class with this, by default of the second class.
 CREATE FUNCTION @extschema@.mop_roc_curve(
@@ -287,11 +221,7 @@ CREATE FUNCTION @extschema@.mop_roc_curve(
     label text DEFAULT NULL,
     version double precision DEFAULT NULL
 ) RETURNS TABLE(threshold double precision, false_positive_rate double precision, true_positive_rate double precision)
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import reports
-return reports.mop_roc_curve(plpy, *args)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.reports.mop_roc_curve(plpy, *args) $$;
 
 -- Users compare probabilities of a class with its share of the rows with this.
 CREATE FUNCTION @extschema@.mop_calibration(
@@ -300,11 +230,7 @@ CREATE FUNCTION @extschema@.mop_calibration(
     label text DEFAULT NULL,
     version double precision DEFAULT NULL
 ) RETURNS TABLE(probability double precision, share double precision, row_count bigint)
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import reports
-return reports.mop_calibration(plpy, *args)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.reports.mop_calibration(plpy, *args) $$;
 
 -- Users get a named model as one HTML file with this, or its data as JSON; without a source, what is stored.
 CREATE FUNCTION @extschema@.mop_model_report(
@@ -312,11 +238,7 @@ CREATE FUNCTION @extschema@.mop_model_report(
     source text DEFAULT NULL,
     format text DEFAULT 'html',
     version double precision DEFAULT NULL
-) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import model_report
-return model_report.mop_model_report(plpy, *args)
-$$;
+) RETURNS text LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.model_report.mop_model_report(plpy, *args) $$;
 
 -- Users see what each column is worth to a named model with this.
 CREATE FUNCTION @extschema@.mop_importance(
@@ -325,11 +247,7 @@ CREATE FUNCTION @extschema@.mop_importance(
     version double precision DEFAULT NULL,
     seed double precision DEFAULT 0
 ) RETURNS TABLE(column_name text, importance double precision, deviation double precision)
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import reports
-return reports.mop_importance(plpy, *args)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.reports.mop_importance(plpy, *args) $$;
 
 -- Users see what became of each column of a packed table or a named model with this.
 CREATE FUNCTION @extschema@.mop_feature_info(model text, version double precision DEFAULT NULL) RETURNS TABLE(
@@ -343,17 +261,10 @@ CREATE FUNCTION @extschema@.mop_feature_info(model text, version double precisio
     lowest double precision,
     highest double precision,
     top_values jsonb
-) LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import reports
-return reports.mop_feature_info(plpy, *args)
-$$;
+) LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.reports.mop_feature_info(plpy, *args) $$;
 
 -- Users compare new rows with the training rows of a named model with this.
 CREATE FUNCTION @extschema@.mop_drift(model text, source text, version double precision DEFAULT NULL)
 RETURNS TABLE(column_name text, stability double precision, null_share_then double precision,
-    null_share_now double precision, verdict text) LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.tables import reports
-return reports.mop_drift(plpy, *args)
-$$;
+    null_share_now double precision, verdict text)
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.reports.mop_drift(plpy, *args) $$;

@@ -8,11 +8,8 @@ CREATE FUNCTION @extschema@.mop_explain_row(
     version double precision,
     seed double precision
 ) RETURNS TABLE(column_name text, value text, contribution double precision, deviation double precision)
-LANGUAGE plpython3u STABLE COST 1000000 ROWS 20 AS $$
-#python
-from pg_mop.api.tables import explained_answers
-return explained_answers.mop_explain_answer(plpy, *args)
-$$;
+LANGUAGE plpython3u STABLE COST 1000000 ROWS 20
+AS $$ #python pg_mop.api.tables.explained_answers.mop_explain_answer(plpy, *args) $$;
 
 -- Users see with this what each column of a row of FROM adds to the answer. (The settings: as of mop_predict.)
 CREATE FUNCTION @extschema@.mop_explain_answer(

@@ -32,16 +32,8 @@ $do$;
 
 -- Returns purpose and usage of every function, for the reference and the docstrings of the client's methods.
 CREATE FUNCTION @extschema@.mop_functions(OUT name text, OUT trains boolean, OUT about text, OUT usage text)
-RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.common import help
-return help.mop_functions(plpy)
-$$;
+RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.common.help.mop_functions(plpy) $$;
 
 -- Returns the current values of the settings.
 CREATE FUNCTION @extschema@.mop_settings(OUT name text, OUT value text, OUT "default" text, OUT takes text)
-RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.common import help
-return help.mop_settings(plpy)
-$$;
+RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.common.help.mop_settings(plpy) $$;

@@ -6,7 +6,8 @@ HOME is the virtual environment of the packages. The tool writes these files int
 - the update scripts of migrations/; in the last of them the line `#functions` becomes the functions, views and triggers
 - the FILEs, install scripts of older versions
 
-In all of them the line `#python` becomes the first lines of every PL/Python function.
+`$$ #python a.b.function(plpy, *args) $$` stands for a body that imports `b` from `a` and calls the function. In all files the
+line `#python` becomes the first lines of every PL/Python function.
 
 With --greenplum it writes only pg_mop--<version>.sql, from sql/ and sql/greenplum/: no older version supported Greenplum.
 Without arguments it prints PostgreSQL's install script, which a release freezes for the tests of updates.
@@ -48,8 +49,17 @@ def sources(family):
     return sorted([*(ROOT / "sql").glob("*.sql"), *(ROOT / "sql" / family).glob("*.sql")], key=lambda f: f.name)
 
 
+def text_of(path):
+    """The SQL of a file, with the bodies of its functions that only call Python."""
+    return re.sub(
+        r"\$\$ #python ([\w.]+)\.(\w+)\.(\w+\(.*) \$\$",
+        r"$$\n#python\nfrom \1 import \2\nreturn \2.\3\n$$",
+        path.read_text(),
+    )
+
+
 def install_script(family):
-    return "".join(f.read_text() for f in sources(family))
+    return "".join(map(text_of, sources(family)))
 
 
 def again(functions):
@@ -71,7 +81,7 @@ def heading(home, family="postgresql"):
 def main(home, into, *older, family="postgresql"):
     version = re.search(r"default_version = '(.*)'", (ROOT / "pg_mop.control").read_text())[1]
     scripts = {f"pg_mop--{version}.sql": install_script(family)}
-    functions = again("".join(f.read_text() for f in sources("postgresql") if f.name not in ONCE))
+    functions = again("".join(text_of(f) for f in sources("postgresql") if f.name not in ONCE))
     updates = (ROOT / "migrations").glob("*.sql") if family == "postgresql" else ()
     for path in [*updates, *map(pathlib.Path, older)]:
         scripts[path.name] = re.sub(r"(?m)^#functions$", lambda _: functions, path.read_text())

@@ -3,11 +3,8 @@
 -- to one role for ever. The existence of the run and its fencing token are looked up in each transaction.
 
 -- Returns the secret from the process's memory, and reads it from the table first if needed.
-CREATE FUNCTION @extschema@.mop_the_secret(home oid) RETURNS bytea LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import tokens
-return tokens.secret(plpy, int(home))
-$$;
+CREATE FUNCTION @extschema@.mop_the_secret(home oid) RETURNS bytea
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.tokens.secret(plpy, int(home)) $$;
 
 -- Loads the secret into the process's memory, and returns it to nobody.
 CREATE FUNCTION @extschema@.mop_learn_secret() RETURNS void
@@ -37,28 +34,16 @@ $$;
 
 -- Returns the role that received the token in this transaction, or NULL.
 CREATE FUNCTION @extschema@.mop_token_role(home oid, token text, pid integer, moment bytea) RETURNS bigint
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import tokens
-return tokens.caller(plpy, int(home), token, pid, moment)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.tokens.caller(plpy, int(home), token, pid, moment) $$;
 
 -- Returns the process's knowledge of run and token: 2: the role owns the run, which exists in this transaction; 1: the
 -- role owns the run; 0: nothing.
 CREATE FUNCTION @extschema@.mop_standing(home oid, run bigint, token text, pid integer, moment bytea) RETURNS integer
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import tokens
-return tokens.standing(plpy, int(home), run, token, pid, moment)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.tokens.standing(plpy, int(home), run, token, pid, moment) $$;
 
 -- The process remembers that the token's role owns the run, which exists in this transaction.
 CREATE FUNCTION @extschema@.mop_know(home oid, run bigint, token text, moment bytea) RETURNS void
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import tokens
-tokens.know(int(home), run, token, moment)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.tokens.know(int(home), run, token, moment) $$;
 
 CREATE OR REPLACE FUNCTION @extschema@.mop_caller(token text) RETURNS oid LANGUAGE plpgsql STABLE AS $$
 DECLARE

@@ -37,84 +37,47 @@ $$;
 
 -- A worker session starts its segment trainer with this.
 CREATE FUNCTION @extschema@.mop_at_start(options text, look_again boolean)
-RETURNS text LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import trainers
-return trainers.at_start(plpy, *args)
-$$;
+RETURNS text LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.trainers.at_start(plpy, *args) $$;
 
 -- A worker session gives its trainer back with this, before its next unit is on another segment.
-CREATE FUNCTION @extschema@.mop_at_leave() RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import trainers
-return trainers.at_leave(plpy)
-$$;
+CREATE FUNCTION @extschema@.mop_at_leave() RETURNS integer
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.trainers.at_leave(plpy) $$;
 
 -- A chain asks with this whether the trainer holds, or can keep, the rows of its segments.
-CREATE FUNCTION @extschema@.mop_at_keep(segments text) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import trainers
-return trainers.at_keep(plpy, segments)
-$$;
+CREATE FUNCTION @extschema@.mop_at_keep(segments text) RETURNS text
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.trainers.at_keep(plpy, segments) $$;
 
 -- mop_give_objects calls this: the process keeps custom functions for the next unit.
 CREATE FUNCTION @extschema@.mop_at_objects(names text[], pickles bytea[]) RETURNS boolean
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import trainers
-return trainers.at_objects(plpy, names, pickles)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.trainers.at_objects(plpy, names, pickles) $$;
 
 -- mop_pool reads the pool of a host with this: a row of it is a JSON array.
-CREATE FUNCTION @extschema@.mop_at_pool() RETURNS SETOF text LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.runs import trainers
-return trainers.mop_at_pool(plpy)
-$$;
+CREATE FUNCTION @extschema@.mop_at_pool() RETURNS SETOF text
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.runs.trainers.mop_at_pool(plpy) $$;
 
 -- mop_end_trainers ends the idle trainers in the pool of a host with this.
-CREATE FUNCTION @extschema@.mop_at_end_trainers() RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.runs import trainers
-return trainers.mop_at_end_trainers(plpy)
-$$;
+CREATE FUNCTION @extschema@.mop_at_end_trainers() RETURNS integer
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.runs.trainers.mop_at_end_trainers(plpy) $$;
 
 -- A unit sends its specification to the trainer with this.
-CREATE FUNCTION @extschema@.mop_at_begin(unit text) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import trainers
-return trainers.at_begin(plpy, unit)
-$$;
+CREATE FUNCTION @extschema@.mop_at_begin(unit text) RETURNS text
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.trainers.at_begin(plpy, unit) $$;
 
 -- A unit sends one part of a state to the trainer with this.
-CREATE FUNCTION @extschema@.mop_at_state(stage integer, part bytea) RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import trainers
-return trainers.at_state(plpy, stage, part)
-$$;
+CREATE FUNCTION @extschema@.mop_at_state(stage integer, part bytea) RETURNS boolean
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.trainers.at_state(plpy, stage, part) $$;
 
 -- A unit sends parts of several states to the trainer with this.
 CREATE FUNCTION @extschema@.mop_at_states(stages integer[], parts bytea[]) RETURNS boolean
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import trainers
-return trainers.at_states(plpy, stages, parts)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.trainers.at_states(plpy, stages, parts) $$;
 
 -- A unit waits for the trainer's report with this.
-CREATE FUNCTION @extschema@.mop_at_end() RETURNS text LANGUAGE plpython3u VOLATILE AS $$
-#python
-from mop_udf import aggregate
-return aggregate.final(plpy, None)
-$$;
+CREATE FUNCTION @extschema@.mop_at_end() RETURNS text
+LANGUAGE plpython3u VOLATILE AS $$ #python mop_udf.aggregate.final(plpy, None) $$;
 
 -- A unit gets the loss and metrics of summed evaluations from the trainer with this.
 CREATE FUNCTION @extschema@.mop_at_score(number integer, sums double precision[]) RETURNS text
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import trainers
-return trainers.at_score(plpy, number, sums)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.trainers.at_score(plpy, number, sums) $$;
 
 -- Returns a value as text that reproduces it exactly. (The processes of a later statement do not have the session's SET
 -- values.)
@@ -128,16 +91,8 @@ $$;
 -- madlib_keras_predict sends rows to this (pg_mop/inference/at_segments.py).
 CREATE FUNCTION @extschema@.mop_at_predict(step integer, told text, weights bytea, row_id text, inputs bytea[],
     OUT id text, OUT class_name text, OUT class_value text, OUT prob double precision, OUT rank integer)
-RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.inference import at_segments
-return at_segments.predict(plpy, *args)
-$$;
+RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.inference.at_segments.predict(plpy, *args) $$;
 
 -- A unit reads the parts of a new state from the trainer with this.
 CREATE FUNCTION @extschema@.mop_at_save(number integer, OUT part integer, OUT data bytea) RETURNS SETOF record
-LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.backend import trainers
-return trainers.at_save(plpy, number)
-$$;
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.backend.trainers.at_save(plpy, number) $$;

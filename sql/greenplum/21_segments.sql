@@ -2,19 +2,12 @@
 
 -- Packing converts a column of some rows into a buffer's bytes with this.
 CREATE FUNCTION @extschema@.mop_pack_rows(rows bytea[], dims integer[], wire text, element text,
-    factor double precision, col text) RETURNS bytea LANGUAGE plpython3u IMMUTABLE AS $$
-#python
-from pg_mop.packing import segments
-return segments.pack_rows(plpy, *args)
-$$;
+    factor double precision, col text) RETURNS bytea
+LANGUAGE plpython3u IMMUTABLE AS $$ #python pg_mop.packing.segments.pack_rows(plpy, *args) $$;
 
 -- Packing converts class codes into one-hot vectors with this.
 CREATE FUNCTION @extschema@.mop_one_hot(codes integer[], width integer) RETURNS bytea
-LANGUAGE plpython3u IMMUTABLE AS $$
-#python
-from pg_mop.packing import segments
-return segments.one_hot(codes, width)
-$$;
+LANGUAGE plpython3u IMMUTABLE AS $$ #python pg_mop.packing.segments.one_hot(codes, width) $$;
 
 -- Returns the cores and GPUs of the segment's host, as JSON.
 CREATE FUNCTION @extschema@.mop_machine() RETURNS text LANGUAGE plpython3u VOLATILE AS $$
@@ -25,8 +18,5 @@ return json.dumps({"cores": settings.cores(), "gpus": settings.gpus()})
 $$;
 
 -- Returns a line for each GPU of the segment's host.
-CREATE FUNCTION @extschema@.mop_gpus(source text) RETURNS text[] LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api.runs import gpus
-return gpus.gpus_here(plpy, source)
-$$;
+CREATE FUNCTION @extschema@.mop_gpus(source text) RETURNS text[]
+LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.runs.gpus.gpus_here(plpy, source) $$;

@@ -10,11 +10,8 @@ $$;
 
 -- A coordinator calls this to distribute segments and to check the server: it returns the version of pg_mop, cores,
 -- GPUs, the identity, and the servers that the role can reach from this one.
-CREATE FUNCTION @extschema@.mop_server_info() RETURNS json LANGUAGE plpython3u STABLE AS $$
-#python
-from pg_mop.api.runs import servers
-return servers.info(plpy)
-$$;
+CREATE FUNCTION @extschema@.mop_server_info() RETURNS json
+LANGUAGE plpython3u STABLE AS $$ #python pg_mop.api.runs.servers.info(plpy) $$;
 
 -- A coordinator registers a remote run of its run.
 CREATE FUNCTION @extschema@.mop_add_remote_run(run bigint, run_fencing_token integer, on_server name, remote_run bigint,

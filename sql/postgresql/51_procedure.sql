@@ -12,8 +12,4 @@ CREATE PROCEDURE @extschema@.mop_fit_multiple_model(
     description varchar DEFAULT NULL,
     use_caching boolean DEFAULT FALSE,
     folds double precision DEFAULT NULL
-) LANGUAGE plpython3u AS $$
-#python
-from pg_mop.api.madlib import fit_multiple
-fit_multiple.mop_fit_multiple_model(plpy, *args)
-$$;
+) LANGUAGE plpython3u AS $$ #python pg_mop.api.madlib.fit_multiple.mop_fit_multiple_model(plpy, *args) $$;

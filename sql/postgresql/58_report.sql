@@ -2,8 +2,4 @@
 -- (STABLE: all of its queries see one snapshot, also while the run goes on.)
 CREATE FUNCTION @extschema@.mop_report(run_id double precision, format text DEFAULT 'html',
     mst_keys double precision[] DEFAULT NULL) RETURNS text
-LANGUAGE plpython3u STABLE SET work_mem = '64MB' SET jit = off AS $$
-#python
-from pg_mop.api.runs import report
-return report.mop_report(plpy, *args)
-$$;
+LANGUAGE plpython3u STABLE SET work_mem = '64MB' SET jit = off AS $$ #python pg_mop.api.runs.report.mop_report(plpy, *args) $$;

@@ -13,8 +13,5 @@ $$;
 -- The answers for many rows, whose numbers and texts are arrays, one for each column: three arrays as text. The model is in the
 -- memory of the process that runs the statement, whose setting tells the place.
 CREATE FUNCTION @extschema@.mop_answer_arrays(place text, numbers double precision[], texts text[]) RETURNS text[]
-LANGUAGE plpython3u STABLE PARALLEL SAFE COST 1000000 AS $$
-#python
-from pg_mop.inference import block_answers
-return block_answers.mop_answer_arrays(plpy, *args)
-$$;
+LANGUAGE plpython3u STABLE PARALLEL SAFE COST 1000000
+AS $$ #python pg_mop.inference.block_answers.mop_answer_arrays(plpy, *args) $$;
