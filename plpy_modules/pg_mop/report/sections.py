@@ -51,7 +51,6 @@ SECTIONS = (
     Section("next", "What next"),
     Section("failures", "Failures", shown={"failed_units": []}, gathered=True),
     Section("slices", "Each parameter and the result", "slices.js", whole={"spread": None}, place="parameters"),
-    Section("surface", "Two parameters and the result", "surface.js", place="parameters"),
     Section("parallel", "Parameters and result", "parallel.js", place="parameters"),
     Section("ranks", "Rank by iteration", "results.js", sampled="curves", place="results"),
     Section("edf", "Distribution of results", "results.js", place="results", beside=True),

@@ -2,7 +2,7 @@
 // Slices: for each parameter, its values against the result, with a dot for each configuration. The parameters that explain more
 // of the differences come first (spread.py). On the live page a part of an axis sets the filter. page.js has the tools. Users'
 // text becomes text, never markup.
-window.pgMopSlices = (function () {
+(function () {
     const report = window.pgMopReport,
         { picture, nothing, at, scale, ticks, el, show, mark, marked, tell } = report;
     const { see, axis, place, between, told, span, value, has, cut, isNumber } = window.pgMopAxes;
@@ -284,5 +284,4 @@ window.pgMopSlices = (function () {
         made.holder.prepend(note);
     }
     report.add("slices", draw, data => !take(data).slices.length || most < 3);
-    return { sorted };
 })();

@@ -10,7 +10,7 @@ from support.workload import ADAM, dense, last_run, load, make_data, selection
 
 SGD = "loss='categorical_crossentropy', optimizer='SGD(learning_rate={})', metrics=['accuracy']"
 RATES = (0.0003, 0.003, 0.03, 0.1)
-PICTURES = ("curves", "slices", "surface", "parallel", "ranks", "edf", "pareto")
+PICTURES = ("curves", "slices", "parallel", "ranks", "edf", "pareto")
 ROWS = "document.querySelectorAll('#board tbody tr').length"
 
 
@@ -56,7 +56,7 @@ def axes(browser):
 @pytest.mark.parametrize("size", [DESKTOP, PHONE])
 def test_every_picture_is_drawn_named_and_used_by_keyboard(browser, page, made, screen, size, dark):
     screen(size, dark)
-    for tab, names in (("parameters", PICTURES[:4]), ("results", PICTURES[4:])):
+    for tab, names in (("parameters", PICTURES[:3]), ("results", PICTURES[3:])):
         opened(browser, page, f"/run/{made}?tab={tab}", "#curves-picture svg path")
         for name in names:
             shown(browser, name)
@@ -112,33 +112,6 @@ def test_a_part_of_an_axis_sets_the_one_filter(browser, page, made, screen):
     assert value(browser, field) == ""
     opened(browser, page, f"/run/{made}?is.optimizer=SGD", "#curves-picture svg path")
     assert value(browser, "document.querySelectorAll('#curves-picture .curve').length") == 8
-    assert problems(browser) == []
-
-
-def test_two_parameters_make_a_map(browser, page, made, screen):
-    screen(DESKTOP)
-    opened(browser, page, f"/run/{made}")
-    shown(browser, "surface")
-    browser.execute_script("""for (const [id, name] of [['surface-x', 'learning_rate'], ['surface-y', 'optimizer']]) {
-        const choose = document.getElementById(id);
-        choose.value = name;
-        choose.dispatchEvent(new Event('change'));
-    }""")
-    assert value(browser, "document.querySelectorAll('#surface-picture .cell').length") == 8
-    view = page.json(f"/api/run/{made}")["view"]
-    series = view["measure"]["series"]
-    focus(browser, "surface")
-    press(browser, "ARROW_UP")
-    own = [
-        c["last"][series]
-        for c in view["configurations"]
-        if c["parameters"]["optimizer"] == "Adam" and c["parameters"]["learning_rate"] == RATES[0]
-    ]
-    said = readout(browser, "surface")
-    assert len(own) == 2 and "optimizer Adam" in said and "of 2 configurations" in said
-    assert float(said.split(f"median {series} ")[1].split()[0]) == pytest.approx(sum(own) / 2, rel=1e-3)
-    press(browser, "ENTER")
-    assert value(browser, "document.querySelectorAll('#board tr[aria-selected=true]').length") == 1
     assert problems(browser) == []
 
 
