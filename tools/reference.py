@@ -126,11 +126,6 @@ SETTINGS = {
         "`auto`: with cores that no other program uses at that moment. `on`: with all cores that no other run wants. `off`: "
         "threads stay as they are.",
     ),
-    "tail": (
-        None,
-        "Towards the end of a run, when fewer configurations are left than sessions: `data-parallel` trains each mini-batch on "
-        "several devices at once, with Keras on JAX ([the tail](how_it_works.md#the-tail)).",
-    ),
     "keras_backend": (
         None,
         "Framework of Keras in the trainers: `tensorflow`, or `jax` or `torch` if installed (`make "

@@ -230,7 +230,7 @@ Figure 9).
 {table(["configurations", "MOP", "data-parallel, free", "x 2", "x 4", "dealt, free", "x 2", "x 4"], rows)}
 With the paper's factor of 2 the two meet at 4 configurations, which is p / 2; with other factors they meet elsewhere.
 In "dealt" `schedule/dealing.py` gives each configuration as many places as pay by the cost model, which knows the
-factor, where any place may train on any rows (as with `pg_mop.tail = 'data-parallel'` on one server).
+factor, where any place may train on any rows.
 """
 
 

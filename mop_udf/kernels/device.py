@@ -11,7 +11,7 @@ def described(threads: int) -> tuple[str, str]:
     with open("/proc/cpuinfo") as file:
         model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "processor")
     count = framework.device_count()
-    several = "" if count == 1 else f", divided by {count}" if framework.divides_models() else f", {count} devices"
+    several = "" if count == 1 else f", divided by {count}"
     name = framework.gpu_name()
     device = f"{name}{several}" if name else f"{model} ({compile_cache.processor()}){several}, {threads} threads"
     return f"Keras {keras.__version__}, {keras.backend.backend()} {framework.VERSION}", device

@@ -59,15 +59,13 @@ def part_of_gpu(millionths: int, megabytes: int | None) -> dict[str, str]:
     }
 
 
-def several_devices(count: int) -> dict[str, str]:
-    """The environment of a trainer that trains on several devices of its processor (JAX alone has such)."""
-    return {} if count == 1 else {"XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
-
-
 def among_devices(count: int, first_gpu: int | None, megabytes: int | None) -> dict[str, str]:
     """The environment of a trainer that divides each model among several devices (JAX alone does): of the GPUs from `first_gpu`
     on, or of the processor. `megabytes`: the memory that each device of a processor stands for, None: any."""
-    own = several_devices(count) if first_gpu is None else {"CUDA_VISIBLE_DEVICES": _numbers(first_gpu, count)}
+    if first_gpu is not None:
+        own = {"CUDA_VISIBLE_DEVICES": _numbers(first_gpu, count)}
+    else:
+        own = {} if count == 1 else {"XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
     return {**own, "PG_MOP_DIVIDED_BY": str(count), **({"PG_MOP_DEVICE_MB": str(megabytes)} if megabytes else {})}
 
 

@@ -140,7 +140,6 @@ class Trainer:
         """`home`: the virtual environment; `options`: threads, gpu (None: CPU), keras_backend, cache_mb, idle_ms (the
         time without requests after which the trainer leaves, 0: no limit), and optionally:
 
-        - devices: how many devices of a processor (JAX's virtual ones) train on each mini-batch together (None: one)
         - divided_by: how many devices each model is divided among: GPUs from `gpu` on, or a processor's (None: one)
         - virtual_mb: the memory that each of a processor's devices stands for (None: any)
         - ray: the Ray cluster that runs the trainer (pg_mop/backend/ray_cluster.py)
@@ -384,7 +383,6 @@ def request_of(home: str, options: Mapping[str, Any]) -> dict[str, Any]:
         **child_process.environment(options["keras_backend"]),
         "OMP_NUM_THREADS": str(options["threads"]),
         "CUDA_VISIBLE_DEVICES": str(-1 if gpu is None else gpu),
-        **child_process.several_devices(options.get("devices") or 1),
         **_divides(options),
         **(child_process.part_of_gpu(options["device_part"], part_mb) if _has_part_of_gpu(options) else {}),
     }

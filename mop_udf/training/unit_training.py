@@ -180,7 +180,7 @@ class UnitTraining:
             unit, fit = work.unit, work.fit
             work.joins = (
                 vmap_batch.is_possible(unit.kernel)
-                and not framework.divides_models()
+                and framework.device_count() == 1
                 and unit.keeps_rows
                 and unit.epochs_sent == 1
                 and not fit["callbacks"]
@@ -367,7 +367,6 @@ class UnitTraining:
                 "version": self.device[0],
                 "device": self.device[1],
                 "devices": framework.device_count(),
-                **({"divides": "model"} if framework.divides_models() else {}),
                 "memory_bytes": framework.most_bytes() if framework.has_gpu() else self.memory.peak(),
                 **(more or {}),
             },

@@ -399,7 +399,7 @@ BEGIN
     INSERT INTO @extschema@.mop_taken_unit (run_id, stage, segment, version, kernel, rows, loss, train_seconds, threads, kernels,
         divided_by)
     SELECT of_run, of_stage, u.segment, u.version, u.kernel, u.rows, u.loss, u.train_seconds, u.threads, u.choice -> 'order',
-        CASE u.choice ->> 'divides' WHEN 'model' THEN (u.choice ->> 'devices')::integer END
+        nullif((u.choice ->> 'devices')::integer, 1)
     FROM @extschema@.mop_stage s JOIN @extschema@.mop_unit u
     ON (u.run_id, u.stage) = (coalesce(s.source_run, s.run_id), coalesce(s.source_stage, s.stage))
     WHERE s.run_id = giver AND s.stage = given AND u.kind = 'train' AND u.status = 'finished' ON CONFLICT DO NOTHING;

@@ -102,34 +102,6 @@ def test_a_kernel_of_another_framework_is_an_error_with_what_to_do(backend):
     assert "SET pg_mop.keras_backend = 'jax'" in refused.value.hint and "Only JAX" in refused.value.detail
 
 
-def tail(**changed):
-    usual = {
-        "tail": "data-parallel",
-        "keras_backend": "jax",
-        "kernel": "auto",
-        "trainers": None,
-        "deal_threads": "auto",
-    }
-    return {**usual, **changed}
-
-
-def test_a_tail_on_several_devices_needs_a_framework_that_has_them():
-    settings.check_tail(tail())
-    settings.check_tail(tail(kernel="loop"))
-    settings.check_tail(tail(deal_threads="off"), earlier=True)
-    settings.check_tail(tail(tail="sequential", keras_backend="torch", kernel="vmap", trainers="ray"))
-    for name, value in (
-        ("keras_backend", "tensorflow"),
-        ("keras_backend", "torch"),
-        ("kernel", "vmap"),
-        ("trainers", "r"),
-        ("deal_threads", "off"),
-    ):
-        with pytest.raises(MopError, match=f'but pg_mop.{name} is "{value}"') as refused:
-            settings.check_tail(tail(**{name: value}))
-        assert "RESET pg_mop.tail;" in refused.value.hint and f"pg_mop.{name}" in refused.value.hint
-
-
 @pytest.mark.parametrize(
     "backend,message",
     [

@@ -40,8 +40,8 @@ def made(iterations, segments=2, sessions=None, evaluated=()):
     return plan, board
 
 
-def dealer_of(board, costs, cores=2, least=1, divides=False):
-    return Dealer(board, cores, least, lambda number: board.plan.stages[number].mst_key, costs, divides)
+def dealer_of(board, costs, cores=2, least=1):
+    return Dealer(board, cores, least, lambda number: board.plan.stages[number].mst_key, costs)
 
 
 def simulated(iterations, costs, cores=2, least=1, deals=True, **more):
@@ -64,18 +64,6 @@ def test_shares_leave_no_core_and_take_no_more_than_there_are(cores):
     for count in range(1, cores + 1):
         found = shares({number: 1.0 + number**2 for number in range(count)}, cores, 1)
         assert sum(found.values()) == cores and min(found.values()) >= 1
-
-
-@pytest.mark.parametrize("divides", (False, True))
-def test_with_devices_of_several_threads_each_whole_devices_are_dealt(divides):
-    """7 cores, 3 sessions of 2 threads each."""
-    costs = Costs({1: 1.0, 2: 20.0, 3: 40.0}, least=2)
-    plan, board = made({1: 2, 2: 20, 3: 20}, segments=3)
-    dealer = dealer_of(board, costs, 7, 2, divides)
-    seconds = lambda unit: costs.seconds[plan.stages[unit.stage].mst_key]  # noqa: E731
-    visits = simulate(board, Randomized(board, 1), seconds, dealer=dealer)
-    assert max(visit.threads for visit in visits) > 2
-    assert all(visit.threads % 2 == 0 for visit in visits) == divides
 
 
 def test_the_large_configuration_that_is_left_gets_all_cores():

@@ -31,7 +31,6 @@ __all__ = [
     "begin",
     "check_room",
     "device_count",
-    "divides_models",
     "draw_from_state",
     "for_any_rows",
     "gpu_name",
@@ -104,11 +103,6 @@ def device_count() -> Any:
     return devices.count()
 
 
-def divides_models() -> Any:
-    """See on_tensorflow."""
-    return devices.divides_models()
-
-
 def check_room(variables: Any) -> None:
     """See on_tensorflow."""
     devices.check_room(variables)
@@ -131,7 +125,7 @@ def refused(random: bool, convolutional: bool) -> Any:
     """{kernel: reason} for the kernels that are useless for a model."""
     found = {"xla": "JAX compiles everything by XLA: the loop kernel uses it"}
     if devices.count() > 1:
-        found["vmap"] = f"the devices divide {'the model' if devices.divides_models() else 'mini-batches'} among them"
+        found["vmap"] = "the devices divide the model among them"
     if convolutional and not has_gpu():
         found["loop"] = found["vmap"] = "XLA's convolutions within a loop are slow on processors"
     return found
@@ -148,7 +142,7 @@ def for_any_rows(step: Any, data: Any, variables: Any, join: Any, name: str) -> 
     @jax.jit
     def pure(values: Any, data: Any) -> Any:
         with keras.StatelessScope(list(zip(variables, values))):
-            return step(*devices.divided(data))
+            return step(*data)
 
     def call(*data: Any) -> Any:
         count, at, found = len(keras.tree.flatten(data)[0]), 0, []

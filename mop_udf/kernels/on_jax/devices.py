@@ -1,18 +1,8 @@
-"""Training on several devices at once, in one of two ways.
+"""Models that are divided among several devices, because they do not fit one.
 
-Data parallelism: variables are on every device, and each device has a part of a mini-batch's rows. XLA adds the parts'
-gradients up before the optimizer's step, so an update is that of the whole mini-batch, up to the order of additions (Keras'
-DataParallel divides batches in this way). A mini-batch whose rows the devices do not divide evenly is computed on each device
-as a whole.
-
-Model parallelism: each device has a part of the variables (kernels/layout.py), for models that do not fit one device. Keras'
-ModelParallel places each variable as it is made or assigned, and a compiled step leaves the variables where they were. XLA
-divides the computation accordingly. An update is that of one device, up to the order of additions.
-
-With `pg_mop.tail = 'data-parallel'` the same `Dealer` deals lots of `least` threads, and a trainer with k lots has k devices
-(`UnitSpecs.trainer`). `mop_udf/kernels/on_jax/devices.py` divides a mini-batch within the compiled step by a sharding
-constraint; variables are on every device, and XLA adds the gradients up. So all kernels but `vmap` stay as they are. The
-setting is part of a stage's identity and of a run's settings, so that a replay derives the devices from the logged threads.
+Each device has a part of the variables (kernels/layout.py). Keras' ModelParallel places each variable as it is made or
+assigned, and a compiled step leaves the variables where they were. XLA divides the computation accordingly. An update is that
+of one device, up to the order of additions.
 
 `DividedNets` (`schedule/divided_nets.py`, pure) says how many devices a net has, by the estimate
 (`TrainerMemory.needed_on_each_of`), by a replay's log, or by a unit that has run out of memory; `Places` (`call/devices.py`)
@@ -51,7 +41,7 @@ class DividedModel(keras.distribution.ModelParallel):
 
 def begin() -> None:
     """Let Keras divide all models that this process makes among its devices, if it was started for that."""
-    if not divides_models():
+    if _mesh() is None:
         return
     names = keras.distribution.list_devices()
     mesh = keras.distribution.DeviceMesh((1, len(names)), [ROWS, MODEL], devices=names)
@@ -60,43 +50,23 @@ def begin() -> None:
 
 
 @functools.lru_cache(1)
-def divides_models() -> bool:
-    """True where this process divides models, and not mini-batches, among its devices."""
-    return child_process.divided_by() > 1 and len(jax.local_devices()) > 1
-
-
-@functools.lru_cache(1)
 def _mesh() -> Any:
-    """The devices of this process as a mesh; None for a single one."""
-    devices = jax.local_devices()
-    if divides_models():  # equal to Keras' own mesh, so that a step's variables are where Keras has put them
-        return Mesh(np.array(devices).reshape(1, -1), (ROWS, MODEL))
-    return Mesh(devices, (ROWS,)) if len(devices) > 1 else None
+    """The devices of this process as a mesh, equal to Keras' own; None where it divides no model."""
+    devices = jax.local_devices() if child_process.divided_by() > 1 else []
+    return Mesh(np.array(devices).reshape(1, -1), (ROWS, MODEL)) if len(devices) > 1 else None
 
 
 def count() -> int:
-    """The number of devices that a mini-batch, or a model, is divided among."""
+    """The number of devices that a model is divided among."""
     mesh = _mesh()
     return 1 if mesh is None else mesh.size
 
 
-def divided(data: Any) -> Any:
-    """A nest of arrays with equal first dimension, within a compiled function: its rows are divided among the devices."""
-    mesh = _mesh()
-    if mesh is None or divides_models() or any(array.shape[0] % mesh.size for array in keras.tree.flatten(data)):
-        return data
-    rows = NamedSharding(mesh, PartitionSpec(ROWS))
-    return keras.tree.map_structure(lambda array: jax.lax.with_sharding_constraint(array, rows), data)
-
-
 def placed(values: Any) -> Any:
-    """A nest of variables' values, within a compiled function, where the variables are: as a whole on every device, or, of a
-    divided model, in parts."""
+    """A nest of variables' values, within a compiled function, where the variables are: of a divided model, in parts."""
     mesh = _mesh()
     if mesh is None:
         return values
-    if not divides_models():
-        return jax.lax.with_sharding_constraint(values, NamedSharding(mesh, PartitionSpec()))
     return jax.tree.map(
         lambda value: jax.lax.with_sharding_constraint(value, NamedSharding(mesh, PartitionSpec(*_axes(value.shape)))),
         values,

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from mop_udf.kernels.on_jax.devices import divided, placed
+from mop_udf.kernels.on_jax.devices import placed
 from mop_udf.kernels.on_jax.scalars import given, numbers
 
 
@@ -27,7 +27,7 @@ class Step:
         """
 
         def step(state: Any, data: Any) -> Any:
-            return self.model.train_step(state, divided(data))[1]
+            return self.model.train_step(state, data)[1]
 
         def pure(values: Any, state: Any, *arguments: Any) -> Any:
             with given(self.numbers, values):

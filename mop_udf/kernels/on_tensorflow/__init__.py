@@ -38,7 +38,6 @@ __all__ = [
     "begin",
     "check_room",
     "device_count",
-    "divides_models",
     "draw_from_state",
     "for_any_rows",
     "gpu_name",
@@ -130,13 +129,8 @@ def ran_out(error: BaseException) -> Any:
 
 
 def device_count() -> Any:
-    """How many devices of this process train on a mini-batch together."""
+    """The number of devices that this process divides each model among."""
     return 1
-
-
-def divides_models() -> bool:
-    """True where this process divides models, and not mini-batches, among its devices."""
-    return False
 
 
 def check_room(variables: Any) -> None:

@@ -23,7 +23,6 @@ __all__ = [
     "begin",
     "check_room",
     "device_count",
-    "divides_models",
     "draw_from_state",
     "for_any_rows",
     "gpu_name",
@@ -94,11 +93,6 @@ def ran_out(error: BaseException) -> bool:
 def device_count() -> Any:
     """See on_tensorflow."""
     return 1
-
-
-def divides_models() -> bool:
-    """See on_tensorflow."""
-    return False
 
 
 def check_room(variables: Any) -> None:

@@ -55,7 +55,6 @@ class Limits:
             ("device_part", 1),
             ("device_most", 1),
             ("device_beside", 1),
-            ("devices", 1),
             ("divided_by", 1),
             ("virtual_mb", 1),
             ("serving_processes", 0),
@@ -71,7 +70,6 @@ class Limits:
                 "device_part",
                 "device_most",
                 "device_beside",
-                "devices",
                 "divided_by",
                 "virtual_mb",
                 "serving_processes",
@@ -96,8 +94,6 @@ class Limits:
         for name, limit in (("threads", "threads"), ("memory_mb", "trainer_memory_mb"), ("model_mb", "max_model_mb")):
             values = [v for v in (options.get(name), limits[limit]) if v is not None]
             within[name] = min(values, default=None)
-        if options.get("devices") is not None:
-            within["devices"] = min(options["devices"], within["threads"])
         if options.get("divided_by") is not None and options.get("gpu") is None and limits["threads"] is not None:
             # each of a processor's devices computes in a thread of its own
             within["divided_by"] = min(options["divided_by"], limits["threads"])

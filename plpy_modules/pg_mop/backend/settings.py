@@ -22,7 +22,6 @@ SCHEDULER = "randomized"  # the default
 KERNELS = ("auto", "plain", "loop", "xla", "vmap")
 ONLY = {"vmap": "jax"}  # kernel -> the only framework that has it
 STRATEGIES = ("averaging", "sequential")
-TAILS = ("sequential", "data-parallel")
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}  # Keras' name -> the framework's own name
 DEVICES = "/dev"
 
@@ -97,32 +96,6 @@ def check_kernel(options: Mapping[str, Any]) -> None:
             hint=f"SET pg_mop.keras_backend = '{ONLY[kernel]}'; or SET pg_mop.kernel = 'auto';",
             sqlstate="22023",
         )
-
-
-def check_tail(options: Mapping[str, Any], earlier: bool = False) -> None:
-    """Raises MopError if trainers of parsed settings cannot train on several devices at once. `earlier`: the tail is that of
-    an earlier run, which a resume or a replay has whatever the session's pg_mop.deal_threads is."""
-    if options["tail"] != "data-parallel":
-        return
-    reset = "RESET pg_mop.tail;"
-    for name, is_in_the_way, why in (
-        ("keras_backend", options["keras_backend"] != "jax", "Only JAX divides mini-batches among devices."),
-        ("kernel", options["kernel"] == "vmap", "A vmap batch trains several states, and divides no mini-batch."),
-        ("trainers", options["trainers"] is not None, "A trainer on Ray has one device."),
-        (
-            "deal_threads",
-            options["deal_threads"] == "off" and not earlier,
-            "More devices are more threads of a trainer.",
-        ),
-    ):
-        if is_in_the_way:
-            other = {"keras_backend": "SET pg_mop.keras_backend = 'jax'; or "}.get(name, f"RESET pg_mop.{name}; or ")
-            raise MopError(
-                f'pg_mop.tail is "data-parallel", but pg_mop.{name} is "{options[name]}"',
-                detail=why,
-                hint=other + reset,
-                sqlstate="22023",
-            )
 
 
 def _devices() -> list[str]:
@@ -285,7 +258,6 @@ KNOWN: dict[str, tuple[Parser, str | None]] = {
     "compile_ahead": (_switch, "on"),
     "threads": (_integer(1, 1024), None),
     "deal_threads": (_choice("auto", "on", "off"), "auto"),
-    "tail": (_choice(*TAILS), "sequential"),
     "keras_backend": (_choice(*BACKENDS), "tensorflow"),
     "session_idle_timeout": (_milliseconds, "5min"),
     "fork_server_idle_timeout": (_milliseconds, "8h"),

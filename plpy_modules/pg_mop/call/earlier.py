@@ -23,7 +23,6 @@ SAME = (
     "same_start",
     "sharing",
     "threads",
-    "tail",
     "keras_backend",
     "fit_strategy",
     "most_devices",
@@ -51,8 +50,7 @@ def own_run(db: Any, catalog: Catalog, run_id: int | None, shown: str = "model_o
 def options_of(earlier: Earlier, options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with which a call computes what an earlier run computed. A replay may turn sharing off."""
     alone = earlier.replay and not options["sharing"]
-    # (runs of earlier versions have no tail)
-    same = {"tail": "sequential", **{name: earlier.settings[name] for name in SAME if name in earlier.settings}}
+    same = {name: earlier.settings[name] for name in SAME if name in earlier.settings}
     return {**options, **same, "sharing": earlier.sharing and not alone}
 
 

@@ -72,7 +72,6 @@ class Inputs:
         if earlier is not None:
             options = options_of(earlier, options)
         settings.check_kernel(options)
-        settings.check_tail(options, earlier is not None)
         if not options["trainers"]:
             settings.check_installed(options["keras_backend"])
         if num_iterations is None or num_iterations < 1:

@@ -211,7 +211,7 @@ class PlannedRun(EstimatedRun):
         if spec.application is not None:
             most = {name: max(s.info["cores"], s.info["gpus"]) for name, s in self.servers.items()}
         self.wanted = self.planner.sessions(inputs.capacity, most)
-        options["deal_threads"], self.history.divides = self._deals(), options["tail"] == "data-parallel"
+        options["deal_threads"] = self._deals()
         options["most_threads"] = self._most_threads() if options["deal_threads"] else None
         options["threads"] = self.history.threads = self.planner.threads(self.servers[None].info["cores"], self.wanted)
         asking = () if self.searches else self.configurations
@@ -223,48 +223,28 @@ class PlannedRun(EstimatedRun):
 
     def _deals(self) -> str | None:
         """The setting, where trainers may have other threads towards the run's end: where nobody has named their number or
-        the kernel, and all trainers are processes of the servers with the segments that train on their cores. Else None.
-
-        With pg_mop.tail = 'data-parallel', more threads are more devices, on this server alone, also where their number and
-        the kernel are named, and in a resume whatever the session's setting is."""
+        the kernel, and all trainers are processes of the servers with the segments that train on their cores. Else None."""
         options = self.options
-        divides = options["tail"] == "data-parallel"
-        mine = options["threads"] is None or divides
+        mine = options["threads"] is None
         if self.resumes:  # (its settings have the number that it began with)
             assert self.earlier is not None
             mine = bool(self.earlier.settings.get("deal_threads"))
-        setting = "auto" if divides and options["deal_threads"] == "off" else options["deal_threads"]
         deals = (
             mine
-            and setting != "off"
-            and (options["kernel"] == "auto" or divides)
+            and options["deal_threads"] != "off"
+            and options["kernel"] == "auto"
             and self.followed is None
             and self.spec.application is None
             and not self.spec.averaging
             and not options["trainers"]
             and not (self.inputs.use_gpus and self.servers[None].info["gpus"])
             and all(s.host_segment is None for s in self.segments.values())
-            and (not divides or self._is_alone())
         )
-        if divides and not deals and not self.earlier:
-            self._tell_of_tail()
-        return setting if deals else None
+        return options["deal_threads"] if deals else None
 
     def _is_alone(self) -> bool:
         """True where all segments are on this server, without copies on others."""
         return all(segment.server is None and not segment.copies for segment in self.segments.values())
-
-    def _tell_of_tail(self) -> None:
-        """A NOTICE that pg_mop.tail has no effect on a call that asks for several devices, and why."""
-        if not self._is_alone():
-            why = "its rows are on several servers"
-        elif self.inputs.use_gpus and self.servers[None].info["gpus"]:
-            why = "its trainers are on GPUs"
-        else:
-            return
-        self.db.notice(
-            f'pg_mop.tail is "data-parallel", which has no effect on this run: {why}', hint="RESET pg_mop.tail;"
-        )
 
     def _most_threads(self) -> int:
         """How many threads a trainer on this server may have: as many as there are cores, or as the role's limits allow."""

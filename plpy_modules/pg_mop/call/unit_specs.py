@@ -61,9 +61,7 @@ class UnitSpecs:
         gpus = info["gpus"] if self.use_gpus and not options["trainers"] else 0
         several = self.device_parts.several(worker) if self.device_parts is not None and parts is not None else ()
         beside = sum(self.board.server(p) == self.board.server(worker) for p in self.board.workers)
-        divides, own = options.get("tail") == "data-parallel", options["threads"]
         return {
-            "devices": threads // own if divides and not several and threads and own and threads > own else None,
             "divided_by": len(several) or None,
             "virtual_mb": options["device_memory_mb"] if self._has_virtual_devices(worker) else None,
             "threads": threads or options["threads"] or max(1, info["cores"] // max(1, beside)),

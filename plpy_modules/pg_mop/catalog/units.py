@@ -11,7 +11,7 @@ from pg_mop.catalog.session import CatalogSession, Row
 from pg_mop.schedule.board import Unit
 
 # of a unit: the devices that its model was divided among, NULL for one
-DIVIDED_BY = "CASE t.choice ->> 'divides' WHEN 'model' THEN (t.choice ->> 'devices')::integer END"
+DIVIDED_BY = "nullif((t.choice ->> 'devices')::integer, 1)"
 ARRIVED = "mop_arrived(%s, %s, %s, %s, %s) AS size"
 
 

@@ -246,7 +246,6 @@ def _prediction(plan: Mapping[str, Any]) -> Iterator[str]:
         s = "s" * (dealt["sessions"] != 1)
         yield (
             f"Threads: from second {dealt['from']:.3g} on {dealt['sessions']} session{s} of {dealt['threads']} threads"
-            + (f" on {dealt['devices']} devices" if dealt["devices"] > 1 else "")
         )
     if found["limits"]:
         yield "Limited by: " + "; ".join(found["limits"])

@@ -172,8 +172,7 @@ class _Work:
         """The Dealer of the run; None: threads are fixed."""
         if not self.deals:
             return None
-        divides = self.planner.workload.options.get("tail") == "data-parallel"
-        return Dealer(board, self.most, self.least, self.planner.unit_key, _Costs(self.estimates), divides)
+        return Dealer(board, self.most, self.least, self.planner.unit_key, _Costs(self.estimates))
 
     def seconds(self, unit: Unit) -> float:
         """Seconds of a unit, for the simulator."""
@@ -250,13 +249,13 @@ def _simulate(
     found.makespan = makespan(visits) if visits else 0.0
     found.commands, found.chained, found.grouped = batches.commands, batches.chained, batches.grouped
     found.loads, found.simulated = _loads(visits, board), True
-    found.dealt = None if dealer is None else _dealt(visits, dealer.least, dealer.divides)
+    found.dealt = None if dealer is None else _dealt(visits, dealer.least)
     found.visits = sorted(visits, key=lambda visit: (visit.start, visit.worker, visit.end))
     found.trials = {stage.number: (min(stage.trials), stage.iteration) for stage in work.left}
     found.work = {"train": work.train, "evaluate": work.evaluate, **spent}
 
 
-def _dealt(visits: Sequence[Visit], least: int, divides: bool) -> dict[str, Any] | None:
+def _dealt(visits: Sequence[Visit], least: int) -> dict[str, Any] | None:
     """From which second on, of the first unit's, how many sessions have more than the least threads, and at most how many.
     None: none has."""
     more = [visit for visit in visits if (visit.threads or 0) > least]
@@ -266,7 +265,6 @@ def _dealt(visits: Sequence[Visit], least: int, divides: bool) -> dict[str, Any]
         "from": min(visit.start for visit in more) - min(visit.start for visit in visits),
         "sessions": len({visit.worker for visit in more}),
         "threads": max(visit.threads or 0 for visit in more),
-        "devices": max(visit.threads or 0 for visit in more) // least if divides else 1,
     }
 
 

@@ -73,7 +73,6 @@ class CostHistory:
     def __init__(self, read: Callable[[str], Iterable[Row]] = lambda architecture: ()) -> None:
         """`read`: gives the rows of the view mop_unit_costs for the digest of an architecture."""
         self._read = read
-        self.divides = False  # trainers with more threads than the run's have several devices
         self.threads: int | None = None  # of the run's trainers (mop_udf/kernels/device.py writes them); None: of any
         self._rows: dict[str, list[Row]] = {}
         self._hints: dict[Net, dict[str, list] | None] = {}
@@ -106,12 +105,10 @@ class CostHistory:
         these."""
         rows = [row for row in self._rows_of(net) if row["net"] == net.digest]
         rows = [row for row in rows if row.get("place", "") == (place or "")] or rows
-        several = self.divides and threads is not None and self.threads is not None and threads > self.threads
         wanted = [
             row
             for row in rows
-            if row["device"].endswith(f", {threads or self.threads} threads")
-            and (" devices, " in row["device"]) is several
+            if row["device"].endswith(f", {threads or self.threads} threads") and " devices, " not in row["device"]
         ]
         return wanted if wanted or threads else rows
 

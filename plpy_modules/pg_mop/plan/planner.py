@@ -242,8 +242,6 @@ class Planner:
                 "seed": work.seed,
                 "functions": c["functions"],
                 "framework": [options["keras_backend"], options["kernel"]],
-                # (on several devices sums have another order; `sequential` keeps the identities of earlier versions)
-                **({"tail": options["tail"]} if options.get("tail") == "data-parallel" else {}),
                 "averaging": work.averaging,
                 "own": key if alone else None,
                 **({"held_out": list(self._held_out[key])} if key in self._held_out else {}),

@@ -164,12 +164,7 @@ class Coordinator(PlannedRun):
         if not self._is_alone():
             return ServerDealers(self.board, self._dealer_at)
         return Dealer(
-            self.board,
-            options["most_threads"],
-            options["threads"],
-            planner.unit_key,
-            self.estimates(planner),
-            options["tail"] == "data-parallel",
+            self.board, options["most_threads"], options["threads"], planner.unit_key, self.estimates(planner)
         )
 
     def _dealer_at(self, name: str | None) -> Dealer:

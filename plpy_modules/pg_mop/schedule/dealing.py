@@ -132,17 +132,14 @@ class Dealer(Threads):
         least: int,
         key_of: Callable[[StageNumber], Any],
         costs: Costs,
-        divides: bool = False,
         among: Callable[[], Collection[Worker]] | None = None,
         part: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """`cores`: that a trainer may have at most; `key_of`: as of UnitBatches; `costs`: see Costs. `divides`: a trainer with
-        more threads has several devices of `least` threads each, so threads are dealt in such lots. Where the cores are one of
-        several servers', `among` are the workers there, and `part` is the share of a path that is trained there."""
+        """`cores`: that a trainer may have at most; `key_of`: as of UnitBatches; `costs`: see Costs. Where the cores are
+        one of several servers', `among` are the workers there, and `part` is the share of a path that is trained there."""
         super().__init__(least)
         self._among, self._part = among or (lambda: board.workers), part
         self.board, self.cores, self.key_of, self.costs = board, cores, key_of, costs
-        self.divides, self.lot = divides, least if divides else 1
         self.cost = 0.0  # seconds that the last change of a trainer takes, as it was estimated; 0: there was none
         self._trainers: dict[Worker, _Trainer] = {}
         self._pool: list[_Trainer] = []  # that workers have given back
@@ -194,7 +191,7 @@ class Dealer(Threads):
             return self.least
         stage = self.board.plan.stages[unit.stage]
         dealt = shares(paths, self.cores, self.least).get(unit.stage, self.least) if all(paths.values()) else now
-        wanted = max(self.least, min(dealt, self.cores - others) // self.lot * self.lot)
+        wanted = max(self.least, min(dealt, self.cores - others))
         if self._speedup(stage, wanted) < LEAST_SPEEDUP or (self.key_of(unit.stage), wanted) in self._slow:
             wanted = self.least
         if (
@@ -265,8 +262,6 @@ class Dealer(Threads):
             return 1.0
         key = self.key_of(stage.number)
         few, many = self._measured(key, self.least), self._measured(key, threads)
-        if self.divides and not few and self._is_measured(key, threads) and (before := self.costs.certain(stage)):
-            return before * len(many) / max(1e-9, sum(many.values()))  # (the run began on several devices at once)
         common = few.keys() & many.keys()
         if common and self._is_measured(key, threads):
             return sum(few[segment] for segment in common) / max(1e-9, sum(many[segment] for segment in common))
