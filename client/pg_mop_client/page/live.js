@@ -2,7 +2,7 @@
 // The live page: asks mop for changes and fills tables; page.js, the report's script, draws. All values from the database
 // become text, never markup. The address contains the filter and the order.
 (function () {
-    const { el, show, update, redraw, mark, marked } = window.pgMopReport,
+    const { el, show, plainTable, update, redraw, mark, marked } = window.pgMopReport,
         { roving } = window.pgMopTables;
     const { strip, tick, aged, failures, next, clock } = window.pgMopStrip;
     // mop dashboard prints the token behind # in the address: no server sees this part, and all tabs of the page share it
@@ -203,51 +203,6 @@
                         el("dd", {}, typeof value === "object" ? JSON.stringify(value) : String(value)),
                     ),
                 ),
-        );
-    }
-    function plainTable(names, rows, caption, numeric = []) {
-        return el(
-            "div",
-            { class: "wide", tabindex: "0", role: "region", "aria-label": caption },
-            el(
-                "table",
-                {},
-                el("caption", {}, caption),
-                el(
-                    "thead",
-                    {},
-                    el(
-                        "tr",
-                        {},
-                        ...names.map((name, i) =>
-                            el(
-                                "th",
-                                { scope: "col", ...(numeric[i] ? { class: "number" } : {}) },
-                                el("span", {}, name),
-                            ),
-                        ),
-                    ),
-                ),
-                el(
-                    "tbody",
-                    {},
-                    ...rows.map(row =>
-                        el(
-                            "tr",
-                            {},
-                            ...row.map((value, i) =>
-                                value instanceof Node
-                                    ? el("td", {}, value)
-                                    : el(
-                                          "td",
-                                          typeof value === "number" || numeric[i] ? { class: "number" } : {},
-                                          value === null ? "" : show(value),
-                                      ),
-                            ),
-                        ),
-                    ),
-                ),
-            ),
         );
     }
     const typing = {}; // a timer for each field

@@ -6,7 +6,6 @@
         {
             picture,
             nothing,
-            at,
             scale,
             ticks,
             el,
@@ -116,20 +115,6 @@
                 `: ${chosen.series} ${show(own[1])}` +
                 (chosen.smooth ? `, smoothed ${show(point[1])}` : "") +
                 (twin ? `; ${other()} ${show(twin[1])}` : "")
-            );
-        }
-        function focus(svg, key, point) {
-            svg.querySelectorAll(".here").forEach(n => n.remove());
-            svg.append(
-                el("circle", {
-                    class: "here",
-                    cx: X(key, point[0]),
-                    cy: y(point[1]),
-                    r: 5,
-                    fill: "none",
-                    stroke: "var(--ink)",
-                    "stroke-width": 2,
-                }),
             );
         }
         const path = (key, own) =>
@@ -247,66 +232,34 @@
                     Math.max(0, where[1] + (key === "ArrowRight") - (key === "ArrowLeft")),
                 );
                 say_(say(keys[where[0]], own[where[1]]));
-                focus(made.svg, keys[where[0]], own[where[1]]);
+                focus(keys[where[0]], own[where[1]]);
                 return true;
             },
         );
-        function nearest(event) {
-            const [px, py] = at(made.svg, event);
-            let best = null;
-            for (const key of shown())
-                for (const point of points(key)) {
-                    const distance = (X(key, point[0]) - px) ** 2 + (y(point[1]) - py) ** 2;
-                    if (!best || distance < best[0]) best = [distance, key, point];
-                }
-            return best && best[0] < 1600 ? best : null;
+        function focus(key, point) {
+            made.ring(X(key, point[0]), y(point[1]));
         }
-        made.svg.addEventListener("pointermove", event => {
-            const best = nearest(event);
-            if (best) {
-                made.say(say(best[1], best[2]));
-                focus(made.svg, best[1], best[2]);
-            }
-        });
-        made.svg.addEventListener("click", event => {
-            const best = nearest(event);
-            if (best) mark(best[1]);
-        });
-        const take = set => () => {
-            set();
-            where = null;
-            made.redraw();
-        };
-        choose.addEventListener(
-            "change",
-            take(() => {
-                chosen.series = choose.value;
-            }),
+        made.readable(
+            () => shown().flatMap(key => points(key).map(point => [X(key, point[0]), y(point[1]), [key, point]])),
+            40,
+            ([key, point]) => {
+                made.say(say(key, point));
+                focus(key, point);
+            },
+            ([key]) => mark(key),
         );
-        logarithmic.addEventListener(
-            "change",
-            take(() => {
-                chosen.log = logarithmic.checked;
-            }),
-        );
-        across.addEventListener(
-            "change",
-            take(() => {
-                chosen.across = across.value;
-            }),
-        );
-        smooth.addEventListener(
-            "input",
-            take(() => {
-                chosen.smooth = +smooth.value;
-            }),
-        );
-        both.addEventListener(
-            "change",
-            take(() => {
-                chosen.both = both.checked;
-            }),
-        );
+        for (const [control, event, set] of [
+            [choose, "change", () => (chosen.series = choose.value)],
+            [logarithmic, "change", () => (chosen.log = logarithmic.checked)],
+            [across, "change", () => (chosen.across = across.value)],
+            [smooth, "input", () => (chosen.smooth = +smooth.value)],
+            [both, "change", () => (chosen.both = both.checked)],
+        ])
+            control.addEventListener(event, () => {
+                set();
+                where = null;
+                made.redraw();
+            });
         legend("curves", made.holder);
         made.holder.prepend(controls);
     }

@@ -3,7 +3,7 @@
 // run's measure. page.js has the tools. Users' text becomes text, never markup.
 (function () {
     const report = window.pgMopReport,
-        { picture, nothing, at, scale, ticks, el, show, mark, marked, row, measure } = report;
+        { picture, nothing, scale, ticks, el, show, mark, marked, row, measure } = report;
     // how a trial began: the line that leads to it. (Lines differ by their dashes, too.)
     const LINES = {
         same: ["began with its parent's function", "stroke:var(--c2);stroke-width:2.2"],
@@ -179,37 +179,15 @@
         );
         function point(place, say) {
             const node = nodes()[place];
-            made.svg.querySelectorAll(".here").forEach(n => n.remove());
-            made.svg.append(
-                el("circle", {
-                    class: "here",
-                    cx: x(node.x),
-                    cy: y(node.y),
-                    r: 10,
-                    fill: "none",
-                    stroke: "var(--ink)",
-                    "stroke-width": 2,
-                }),
-            );
+            made.ring(x(node.x), y(node.y), 10);
             say(told(place));
         }
-        function nearest(event) {
-            const [px, py] = at(made.svg, event);
-            let found = null;
-            nodes().forEach((node, place) => {
-                const distance = (x(node.x) - px) ** 2 + (y(node.y) - py) ** 2;
-                if (!found || distance < found[0]) found = [distance, place];
-            });
-            return found && found[0] < 300 ? found[1] : null;
-        }
-        made.svg.addEventListener("pointermove", event => {
-            const place = nearest(event);
-            if (place !== null) point(place, made.say);
-        });
-        made.svg.addEventListener("click", event => {
-            const place = nearest(event);
-            if (place !== null) mark(nodes()[place].mst_key);
-        });
+        made.readable(
+            () => nodes().map((node, place) => [x(node.x), y(node.y), place]),
+            17,
+            place => point(place, made.say),
+            place => mark(nodes()[place].mst_key),
+        );
         const key = el("div", { class: "controls legend" });
         for (const [name, [text, look]] of Object.entries(LINES))
             if (nodes().some(n => n.parent !== null && began(n) === name)) {

@@ -2,7 +2,7 @@
 // Draws the pictures of a named model's report from their descriptions (model_data.py): bars, curves with points, a matrix.
 // page.js has the tools. Users' text becomes text, never markup.
 window.pgMopModel = (function () {
-    const { renew, picture, nothing, at, scale, ticks, el, show } = window.pgMopReport;
+    const { renew, picture, nothing, scale, ticks, el, show } = window.pgMopReport;
     const colour = (spec, series, place) =>
         `var(--${spec.colours ? spec.colours[place] : spec[series].length === 1 ? "train" : "c" + (place % 8)})`;
 
@@ -27,19 +27,8 @@ window.pgMopModel = (function () {
         let places = [],
             here = -1;
         function tell(i) {
-            made.svg.querySelectorAll(".here").forEach(n => n.remove());
             here = i;
-            made.svg.append(
-                el("circle", {
-                    class: "here",
-                    cx: places[i][0],
-                    cy: places[i][1],
-                    r: 5,
-                    fill: "none",
-                    stroke: "var(--ink)",
-                    "stroke-width": 2,
-                }),
-            );
+            made.ring(places[i][0], places[i][1]);
             made.say(places[i][2]);
         }
         const made = picture(
@@ -57,15 +46,7 @@ window.pgMopModel = (function () {
                 return true;
             },
         );
-        made.svg.addEventListener("pointermove", event => {
-            const [px, py] = at(made.svg, event);
-            let best = null;
-            places.forEach(([x, y], i) => {
-                const distance = Math.hypot(x - px, y - py);
-                if (!best || distance < best[0]) best = [distance, i];
-            });
-            if (best && best[0] < far) tell(best[1]);
-        });
+        made.readable(() => places.map(([x, y], i) => [x, y, i]), far, tell);
         return made;
     }
 

@@ -204,15 +204,74 @@ window.pgMopReport = (function () {
                 )
                     event.preventDefault();
             });
-        return {
-            holder,
-            frame,
-            svg,
-            redraw,
-            say: text => {
-                readout.textContent = text;
-            },
+        // a ring around the place that is read out
+        function ring(x, y, r = 5) {
+            svg.querySelectorAll(".here").forEach(n => n.remove());
+            svg.append(el("circle", { class: "here", cx: x, cy: y, r }));
+        }
+        // Of `places()`, [x, y, value], the one that is nearest to the pointer and nearer than `far` is told, and chosen by a click.
+        function readable(places, far, tell, choose) {
+            const nearest = event => {
+                const [px, py] = at(svg, event);
+                const near = places().map(([x, y, value]) => [Math.hypot(x - px, y - py), value]);
+                return near.filter(p => p[0] < far).reduce((a, b) => (a && a[0] <= b[0] ? a : b), null);
+            };
+            for (const [name, act] of Object.entries({ pointermove: tell, click: choose || (() => {}) }))
+                svg.addEventListener(name, event => {
+                    const found = nearest(event);
+                    if (found) act(found[1]);
+                });
+        }
+        const say = text => {
+            readout.textContent = text;
         };
+        return { holder, frame, svg, redraw, say, ring, readable };
+    }
+    // a table of values, which scrolls within its region; `numeric`: columns of numbers, also where a value is a text
+    function plainTable(names, rows, caption, numeric = []) {
+        return el(
+            "div",
+            { class: "wide", tabindex: "0", role: "region", "aria-label": caption },
+            el(
+                "table",
+                {},
+                el("caption", {}, caption),
+                el(
+                    "thead",
+                    {},
+                    el(
+                        "tr",
+                        {},
+                        ...names.map((name, i) =>
+                            el(
+                                "th",
+                                { scope: "col", ...(numeric[i] ? { class: "number" } : {}) },
+                                el("span", {}, name),
+                            ),
+                        ),
+                    ),
+                ),
+                el(
+                    "tbody",
+                    {},
+                    ...rows.map(row =>
+                        el(
+                            "tr",
+                            {},
+                            ...row.map((value, i) =>
+                                value instanceof Node
+                                    ? el("td", {}, value)
+                                    : el(
+                                          "td",
+                                          typeof value === "number" || numeric[i] ? { class: "number" } : {},
+                                          value === null ? "" : show(value),
+                                      ),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+        );
     }
     function nothing(name, text) {
         document.getElementById(name + "-picture").append(el("p", { class: "note" }, text));
@@ -514,6 +573,7 @@ window.pgMopReport = (function () {
         add,
         picture,
         nothing,
+        plainTable,
         at,
         scale,
         ticks,

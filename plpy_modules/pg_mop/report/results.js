@@ -125,40 +125,17 @@
             },
         );
         function point(key, [i, rank], say) {
-            made.svg.querySelectorAll(".here").forEach(n => n.remove());
-            made.svg.append(
-                el("circle", {
-                    class: "here",
-                    cx: x(i),
-                    cy: y(rank),
-                    r: 5,
-                    fill: "none",
-                    stroke: "var(--ink)",
-                    "stroke-width": 2,
-                }),
-            );
+            made.ring(x(i), y(rank));
             say(
                 `${tell(key)} – after iteration ${i}: ${rank} of ${[...of.values()].filter(p => p.some(q => q[0] === i)).length}`,
             );
         }
-        function nearest(event) {
-            const [px, py] = at(made.svg, event);
-            let best = null;
-            for (const [key, points] of of)
-                for (const p of points) {
-                    const distance = (x(p[0]) - px) ** 2 + (y(p[1]) - py) ** 2;
-                    if (!best || distance < best[0]) best = [distance, key, p];
-                }
-            return best && best[0] < 900 ? best : null;
-        }
-        made.svg.addEventListener("pointermove", event => {
-            const best = nearest(event);
-            if (best) point(best[1], best[2], made.say);
-        });
-        made.svg.addEventListener("click", event => {
-            const best = nearest(event);
-            if (best) mark(best[1]);
-        });
+        made.readable(
+            () => [...of].flatMap(([key, points]) => points.map(p => [x(p[0]), y(p[1]), [key, p]])),
+            30,
+            ([key, p]) => point(key, p, made.say),
+            ([key]) => mark(key),
+        );
     }
 
     // --- how results are distributed: the empirical distribution function ----------------------------------
@@ -288,18 +265,7 @@
                 .flatMap(([name, values]) => values.map((v, i) => [several() ? name : "", v, (i + 1) / values.length]));
         }
         function point([name, v, part], say) {
-            made.svg.querySelectorAll(".here").forEach(n => n.remove());
-            made.svg.append(
-                el("circle", {
-                    class: "here",
-                    cx: x(v),
-                    cy: y(part),
-                    r: 5,
-                    fill: "none",
-                    stroke: "var(--ink)",
-                    "stroke-width": 2,
-                }),
-            );
+            made.ring(x(v), y(part));
             say(`${name ? name + ": " : ""}${Math.round(100 * part)} % have ${series()} ${show(v)} ${better()}`);
         }
         made.svg.addEventListener("pointermove", event => {
@@ -451,40 +417,18 @@
             },
         );
         function point(p, say) {
-            made.svg.querySelectorAll(".here").forEach(n => n.remove());
-            made.svg.append(
-                el("circle", {
-                    class: "here",
-                    cx: x(p.x),
-                    cy: y(p.y),
-                    r: 8,
-                    fill: "none",
-                    stroke: "var(--ink)",
-                    "stroke-width": 2,
-                }),
-            );
+            made.ring(x(p.x), y(p.y), 8);
             say(
                 `${tell(p.key)} – ${taken.series} ${show(p.y)}, ${taken.other} ${show(p.x)}` +
                     (taken.best.includes(p) ? ": no other one beats it" : ""),
             );
         }
-        function nearest(event) {
-            const [px, py] = at(made.svg, event);
-            let best = null;
-            for (const p of taken.points) {
-                const distance = (x(p.x) - px) ** 2 + (y(p.y) - py) ** 2;
-                if (!best || distance < best[0]) best = [distance, p];
-            }
-            return best && best[0] < 400 ? best[1] : null;
-        }
-        made.svg.addEventListener("pointermove", event => {
-            const p = nearest(event);
-            if (p) point(p, made.say);
-        });
-        made.svg.addEventListener("click", event => {
-            const p = nearest(event);
-            if (p) mark(p.key);
-        });
+        made.readable(
+            () => taken.points.map(p => [x(p.x), y(p.y), p]),
+            20,
+            p => point(p, made.say),
+            p => mark(p.key),
+        );
         choose.addEventListener("change", () => {
             against = choose.value;
             here = -1;

@@ -207,29 +207,15 @@
             },
         );
         function show_(dot, say) {
-            made.svg.querySelectorAll(".here").forEach(n => n.remove());
-            made.svg.append(
-                el("circle", {
-                    class: "here",
-                    cx: dot.x,
-                    cy: dot.y,
-                    r: 7,
-                    fill: "none",
-                    stroke: "var(--ink)",
-                    "stroke-width": 2,
-                }),
-            );
+            made.ring(dot.x, dot.y, 7);
             say(said(dot));
         }
-        function nearest(event) {
-            const [px, py] = at(made.svg, event);
-            let best = null;
-            for (const dot of dots) {
-                const distance = (dot.x - px) ** 2 + (dot.y - py) ** 2;
-                if (!best || distance < best[0]) best = [distance, dot];
-            }
-            return best && best[0] < 400 ? best[1] : null;
-        }
+        made.readable(
+            () => (drag ? [] : dots.map(dot => [dot.x, dot.y, dot])),
+            20,
+            dot => show_(dot, made.say),
+            dot => dragged || mark(dot.key),
+        );
         made.svg.addEventListener("pointerdown", event => {
             const [px, py] = at(made.svg, event),
                 panel = panels.find(p => px >= p.left - 4 && px <= p.right + 4 && py >= p.top && py <= p.bottom + 16);
@@ -240,11 +226,7 @@
         });
         made.svg.addEventListener("pointermove", event => {
             const [px] = at(made.svg, event);
-            if (!drag) {
-                const dot = nearest(event);
-                if (dot) show_(dot, made.say);
-                return;
-            }
+            if (!drag) return;
             const { a, left, right, top, bottom } = drag.panel;
             if (Math.abs(px - drag.from) < 5 && !dragged) return;
             dragged = true;
@@ -276,10 +258,6 @@
         made.svg.addEventListener("pointercancel", () => {
             drag = null;
             made.redraw();
-        });
-        made.svg.addEventListener("click", event => {
-            const dot = dragged ? null : nearest(event);
-            if (dot) mark(dot.key);
         });
         made.holder.prepend(note);
     }

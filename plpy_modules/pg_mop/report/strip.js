@@ -3,7 +3,7 @@
 // sections of failures and of next steps. The live page passes its progress repeatedly; a report has what was true when it was
 // made. Users' text becomes text, never markup.
 window.pgMopStrip = (function () {
-    const { el, show } = window.pgMopReport;
+    const { el, show, plainTable } = window.pgMopReport;
     const OLD = 10; // seconds after which a state is called old
 
     function clock(value) {
@@ -302,38 +302,11 @@ window.pgMopStrip = (function () {
                           "details",
                           {},
                           el("summary", {}, `All ${failed.length} failed configurations`),
-                          el(
-                              "div",
-                              { class: "wide" },
-                              el(
-                                  "table",
-                                  {},
-                                  el("caption", {}, "Failed configurations"),
-                                  el(
-                                      "thead",
-                                      {},
-                                      el(
-                                          "tr",
-                                          {},
-                                          ...["mst_key", "parameters", "error"].map(n =>
-                                              el("th", { scope: "col" }, el("span", {}, n)),
-                                          ),
-                                      ),
-                                  ),
-                                  el(
-                                      "tbody",
-                                      {},
-                                      ...failed.map(f =>
-                                          el(
-                                              "tr",
-                                              {},
-                                              el("td", { class: "number" }, String(f[0])),
-                                              el("td", {}, f[1]),
-                                              el("td", {}, f[2]),
-                                          ),
-                                      ),
-                                  ),
-                              ),
+                          plainTable(
+                              ["mst_key", "parameters", "error"],
+                              failed.map(([key, ...texts]) => [String(key), ...texts]),
+                              "Failed configurations",
+                              [true],
                           ),
                       ),
                   ]
