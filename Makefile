@@ -67,7 +67,7 @@ $(LOCAL)/packages: pyproject.toml client/pyproject.toml tools/packages.sh $(LOCA
 	@test -d $(VENV)/$(LIB_PYTHON) || { rm -rf $(VENV); $(SYSTEM_PYTHON) -m venv $(VENV); }
 	@echo 'installing the Python packages into .local/venv (about a minute)'
 	@tools/packages.sh $(VENV)/bin/python --editable '.[tensorflow,demo,test,search,boosting]' \
-	  --editable './client[plot,images,parquet,tensorboard,dashboard]'
+	  --editable './client[images,parquet,tensorboard,dashboard]'
 	@tools/packages.sh $(VENV)/bin/python --editable '.[jax]' || \
 	  echo 'JAX cannot be installed here: the tests of Keras on JAX will be skipped, by name'
 	@touch $@

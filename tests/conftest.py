@@ -1,7 +1,6 @@
 """Real servers for the tests: one cluster for the session, and a separate database for each module."""
 
 import os
-import sys
 
 # as in trainers and backends: on busy cores, the threads of NumPy wait for each other most of the time
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -31,14 +30,6 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"failed: {report.nodeid} ({report.when})")
         for line in errors[:LINES_OF_AN_ERROR]:
             terminalreporter.write_line(f"    {line[:200]}")
-
-
-@pytest.fixture(autouse=True)
-def no_pictures_are_left():
-    """matplotlib keeps every figure until it is closed, and warns when there are many."""
-    yield
-    if pyplot := sys.modules.get("matplotlib.pyplot"):
-        pyplot.close("all")
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,13 @@
-"""The plan of a call that was explained: its text, its data and its picture."""
+"""The plan of a call that was explained: its text and its data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from pg_mop_client.errors import needed
-
 
 class CallPlan(str):
-    """The text of a plan. `data` is the plan as JSON has it, and `plot` draws the sessions of the simulated run.
+    """The text of a plan. `data` is the plan as JSON has it.
 
     The data are made by the server when they are first needed: it plans the call once more.
     """
@@ -32,9 +30,3 @@ class CallPlan(str):
         if self._data is None:
             self._data = self._fetch()
         return self._data
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the simulated run as a Gantt chart, with a line for each session; returns the Axes. Raises ClientError where the
-        server has not simulated the plan: of a search, or of very many units."""
-        plots: Any = needed("pg_mop_client.plots", "plot")
-        return plots.plan(self.data, ax)

@@ -1,4 +1,4 @@
-"""A run: its results as DataFrames, its models, its pictures and its report."""
+"""A run: its results as DataFrames, its models and its report."""
 
 import contextlib
 import html
@@ -327,7 +327,6 @@ class Run:
                     values = found.set_index("id").prob.rename(found.class_name.iloc[0])
                 else:
                     values = found.pivot(index="id", columns="class_value", values="prob").rename_axis(columns=None)
-                values.attrs["regression"] = True
             else:
                 values = _classes(found.class_value, row.types[0]).rename(found.class_name.iloc[0])
                 values.index = found.id
@@ -386,7 +385,7 @@ class Run:
                 file.write(self.export(mst_key))
             return saving.load_model(path)
 
-    # --- report and pictures -----------------------------------------------------------------------------
+    # --- report -----------------------------------------------------------------------------
     def report(self, path: str | os.PathLike[str] | None = None, mst_keys: Iterable[int] | None = None) -> str:
         """Write the report, an HTML file, to `path` and return the path; None: return the text of the report.
 
@@ -402,48 +401,6 @@ class Run:
     def show(self, height: int = 800) -> "Shown":
         """The report with its pictures, for the output of a cell of a notebook. `height`: pixels."""
         return Shown(self.report(), height)
-
-    def plot_curves(self, series: str | None = None, ax: Any = None) -> Any:
-        """Learning curves of a series, such as 'validation loss' (None: the ranking series); matplotlib's Axes."""
-        return self._plots().curves(self.data, series, ax)
-
-    def plot_confusion(
-        self,
-        data: Any,
-        label: str | None = None,
-        mst_key: Any = None,
-        features: Any = None,
-        ax: Any = None,
-        **pictures: Any,
-    ) -> Any:
-        """The confusion matrix of a model, by default the best; matplotlib's Axes.
-
-        `data`: a DataFrame, a pair of arrays, or a path, as in pack. `label`: the column of the classes, as in pack.
-        `features` and `pictures` as in predict. Raises ClientError.
-        """
-        plots, label = self._plots(), label or reading.label_of(data)
-        data = reading.whole(data, **pictures)
-        if label is None:
-            raise ClientError("label=... is missing: the column of classes")
-        if label not in data.columns:
-            raise ClientError(f"there is no column {label!r}", hint=f"The columns are {reading.few(data.columns)}.")
-        if not len(data):
-            raise ClientError("there are no rows to predict for")
-        found = self.predict(data.drop(columns=label), mst_key, features=features)
-        if found.attrs.get("regression"):
-            raise ClientError("the model predicts numbers, not classes")
-        if not isinstance(found, pandas.Series):
-            raise ClientError(
-                "the model has several outputs", hint="plots.confusion(actual, predicted) draws any two columns."
-            )
-        return plots.confusion(data[label], found, f"run {self.run_id}: {self.models}", ax)
-
-    @staticmethod
-    def _plots() -> Any:
-        needed("matplotlib", "plot")
-        from pg_mop_client import plots
-
-        return plots
 
     # --- other tools -------------------------------------------------------------------------------------
     def to_optuna(self, storage: Any = None, study_name: str | None = None) -> Any:

@@ -109,7 +109,7 @@ class Selection(Server):
         )
 
     def explain(self, call: str, /, *arguments: Any, **named: Any) -> CallPlan:
-        """The plan and the expected time of a call that trains, by mop_explain: a text that can be plotted. Nothing is trained.
+        """The plan and the expected time of a call that trains, by mop_explain: a text with data. Nothing is trained.
 
         `call`: SQL, or the name of a function, with its arguments: explain("mop_search", train, "found", "nets", space).
         Raises ServerError where the call would fail.

@@ -22,9 +22,6 @@ from pg_mop_client.database import quote, quote_table
 from support.cluster import ROOT, eventually
 from support.workload import ADAM, HOSTILE, dense, is_under_way, load
 
-matplotlib = pytest.importorskip("matplotlib")
-matplotlib.use("Agg")
-
 
 @pytest.fixture(scope="module")
 def example(db, tmp_path_factory):
@@ -86,13 +83,10 @@ def test_a_call_and_a_run_are_explained_as_text(s, example, run):
     assert run.explain().startswith(f"Run {run.run_id}: ") and "Critical path: " in run.explain()
 
 
-def test_the_plan_of_a_call_has_data_and_a_picture(s, example):
+def test_the_plan_of_a_call_has_data(s, example):
     plan = s.explain("madlib_keras_fit_multiple_model", example["train"], "explained", "grid", 5, False)
     assert repr(plan) == str(plan) and plan.data["configurations"] == 4
-    axes = plan.plot()
-    spans = [path for collection in axes.collections for path in collection.get_paths()]
-    assert len(spans) == len(plan.data["prediction"]["units"]["rows"]) > 0
-    assert "expected" in axes.get_title(loc="left") and len(axes.get_yticks()) == plan.data["sessions"]
+    assert len({row[0] for row in plan.data["prediction"]["units"]["rows"]}) == plan.data["sessions"]
 
 
 def test_a_model_is_a_live_keras_model_and_goes_back(example, s, run):
@@ -289,29 +283,6 @@ def test_what_is_shown_in_a_notebook_is_escaped_and_capped(db, run, s):
         db.run("UPDATE madlib.mop_configuration SET reason = NULL WHERE run_id = %s", [run.run_id])
 
 
-def hostile_data(run):
-    """The data of a run in which every name that people give is hostile."""
-    text = json.dumps(run.data)
-    for word in ("accuracy", "learning_rate", "optimizer", "Adam", "py_models"):
-        text = text.replace(word, json.dumps(HOSTILE + word)[1:-1])
-    return json.loads(text)
-
-
-def test_pictures_are_axes_and_draw_names_as_text(run):
-    from pg_mop_client import plots
-
-    for data in (run.data, hostile_data(run)):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph")  # of fonts
-            axes = plots.curves(data)
-            axes.figure.canvas.draw()
-        assert isinstance(axes, matplotlib.axes.Axes) and axes.has_data()
-        assert data["run"]["model_output_table"].replace("\u2028", "\ufffd")[:20] in axes.get_title(loc="left")
-        matplotlib.pyplot.close(axes.figure)
-    mine = matplotlib.pyplot.figure().add_subplot()
-    assert run.plot_curves(ax=mine) is mine
-
-
 def test_arguments_may_have_numpys_numbers_at_any_depth(db, s, run):
     s.generate_model_configs(
         "nets",
@@ -336,45 +307,6 @@ def test_a_notebook_shows_the_report_in_a_frame_of_its_own(run):
     page = html.unescape(re.search('srcdoc="([^"]*)"', shown)[1])
     assert page.startswith("<!DOCTYPE html>") and "py_models" in page
     assert 'sandbox="allow-scripts"' in shown, "without the notebook's origin"
-
-
-def test_confusion_counts_what_was_predicted(run, example):
-    digits = example["digits"][:200]
-    axes = run.plot_confusion(digits, "target")
-    predicted = run.predict(digits).astype(int)
-    counts = numpy.asarray(axes.images[0].get_array())
-    wanted = [[int(((digits.target == a) & (predicted == b)).sum()) for b in range(10)] for a in range(10)]
-    assert counts.tolist() == wanted
-    assert [check_interrupts.get_text() for check_interrupts in axes.get_yticklabels()] == [str(n) for n in range(10)]
-    with pytest.raises(ClientError, match="there is no column 'no'"):
-        run.plot_confusion(digits, "no")
-    from pg_mop_client import plots
-
-    axes = plots.confusion(pandas.Series([True, False, None], dtype="boolean"), ["true", "false", None])
-    assert "3 of 3 right" in axes.get_title(loc="left")
-    assert numpy.trace(plots.confusion(numpy.float32([1, 2]), ["1", "2"]).images[0].get_array()) == 2
-    with pytest.raises(ClientError, match="1000 different values, which are not classes"):
-        plots.confusion(range(1000), range(1000))
-    vectors = [numpy.float32([0, 0.9, 0.1]), [1, 0, 0]]  # (as the server predicts for them: places)
-    assert numpy.trace(plots.confusion(vectors, ["1", "0"]).images[0].get_array()) == 2
-    axes = plots.confusion([HOSTILE, "b", None], ["b", "b", HOSTILE])
-    axes.figure.canvas.draw()
-    assert "1 of 3 right" in axes.get_title(loc="left")
-    axes = plots.confusion(["NULL", None], [None, None])  # (the first is a text)
-    assert "1 of 2 right" in axes.get_title(loc="left")
-    assert [check_interrupts.get_text() for check_interrupts in axes.get_yticklabels()] == ["NULL", plots.MISSING]
-    axes = plots.confusion(["a"] * 1000 + ["b"] * 200, ["a"] * 1000 + ["b"] * 200)
-    assert {text.get_text(): text.get_color() for text in axes.texts} == {"1000": "white", "200": "white"}
-
-
-def test_a_picture_shows_the_numbers(run):
-    axes = run.plot_curves("validation loss")
-    drawn = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
-    curves = run.metrics().query("dataset == 'validation' and name == 'loss'")
-    for key, own in curves.groupby("mst_key"):
-        assert drawn[str(key)] == pytest.approx(own.sort_values("iteration").value.tolist(), rel=1e-5)
-    with pytest.raises(ClientError, match="there is no series 'nonsense'"):
-        run.plot_curves("nonsense")
 
 
 def test_somebody_elses_table_of_a_runs_name_is_not_taken_for_its_models(db, run, example):
@@ -459,7 +391,6 @@ def test_a_package_that_is_not_there_is_named(run, monkeypatch, tmp_path):
         ("mlflow", "mlflow", run.log_to_mlflow),
         ("optuna", "optuna", run.to_optuna),
         ("tensorboardX", "tensorboard", lambda: run.to_tensorboard(tmp_path)),
-        ("matplotlib", "plot", run.plot_curves),
     ):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ClientError, match=rf"pip install 'pg_mop_client\[{extra}\]'"):
