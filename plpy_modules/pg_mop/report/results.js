@@ -1,10 +1,9 @@
 "use strict";
-// Results of all configurations together: their ranks by iteration, how results are distributed, and which configurations no other
-// one beats in two measures (the Pareto front). page.js has the tools. Users' text becomes text, never markup.
+// Results of all configurations together: how they are distributed, and which configurations no other one beats in two measures
+// (the Pareto front). page.js has the tools. Users' text becomes text, never markup.
 (function () {
     const report = window.pgMopReport,
-        { picture, nothing, at, scale, ticks, el, show, mark, marked, tell, line, ordered, endLabels, colour, row } =
-            report;
+        { picture, nothing, at, scale, ticks, el, show, mark, marked, tell, row } = report;
     const { TIME, value, isNumber } = window.pgMopAxes;
 
     function frame(svg, left, right, top, bottom, xs, ys) {
@@ -20,121 +19,6 @@
         svg.append(
             el("text", { x: right, y: bottom + 31, "text-anchor": "end", style: "fill:var(--ink)" }, across),
             el("text", { x: left, y: 11, style: "fill:var(--ink)" }, up),
-        );
-    }
-
-    // --- ranks by iteration --------------------------------------------------------------------------------
-    // Of each iteration, the ranks of the curves that reach it, by the latest value until then: [[key, [[iteration, rank], ...]], ...]
-    function ranked(data) {
-        const series = data.measure.series,
-            sign = data.measure.goal === "max" ? -1 : 1,
-            made = new Map();
-        const own = Object.keys(data.curves)
-            .map(Number)
-            .filter(key => data.curves[key][series]?.some(p => p[1] !== null))
-            .map(key => [key, data.curves[key][series].filter(p => p[1] !== null)]);
-        const iterations = [...new Set(own.flatMap(([, points]) => points.map(p => p[0])))].sort((a, b) => a - b);
-        const at_ = new Map(own.map(([key]) => [key, 0]));
-        for (const i of iterations) {
-            const here = [];
-            for (const [key, points] of own) {
-                if (points[0][0] > i || points[points.length - 1][0] < i) continue;
-                while (at_.get(key) + 1 < points.length && points[at_.get(key) + 1][0] <= i)
-                    at_.set(key, at_.get(key) + 1);
-                here.push([sign * points[at_.get(key)][1], key]);
-            }
-            // (equal values have the same rank, the best one that they would have)
-            here.sort((a, b) => a[0] - b[0]);
-            let rank = 0;
-            here.forEach(([v, key], k) => {
-                if (!k || v !== here[k - 1][0]) rank = k + 1;
-                if (!made.has(key)) made.set(key, []);
-                made.get(key).push([i, rank]);
-            });
-        }
-        return made;
-    }
-    function ranks(current) {
-        let of = ranked(current());
-        if (of.size < 2)
-            return nothing("ranks", current().pending ? report.READS : "It takes two configurations with a curve.");
-        let x,
-            y,
-            here = null;
-        const made = picture(
-            "ranks",
-            () => `Ranks of ${of.size} configurations by iteration, by ${current().measure.series}.`,
-            (svg, width) => {
-                of = ranked(current());
-                const all = [...of.values()].flat(),
-                    left = 40,
-                    right = width - 40,
-                    top = 20;
-                if (!all.length) {
-                    svg.append(el("text", { x: 20, y: 30 }, "nothing to show"));
-                    return 60;
-                }
-                const last = Math.max(...all.map(p => p[1])),
-                    bottom = top + Math.min(360, Math.max(120, 12 * last)),
-                    ends = [];
-                const [first, end] = [Math.min(...all.map(p => p[0])), Math.max(...all.map(p => p[0]))];
-                x = scale(first, end, left, right);
-                y = scale(1, Math.max(2, last), top + 6, bottom - 6);
-                frame(
-                    svg,
-                    left,
-                    right,
-                    top,
-                    bottom,
-                    ticks(first, end, Math.min(10, width / 60))
-                        .filter(Number.isInteger)
-                        .map(t => [show(t), x(t)]),
-                    [...new Set([1, ...ticks(1, last, 6).filter(Number.isInteger)])]
-                        .filter(t => t <= last && t > 0)
-                        .map(t => [show(t), y(t)]),
-                );
-                for (const key of ordered([...of.keys()])) {
-                    const points = of.get(key),
-                        d = points
-                            .map((p, i) => (i ? "L" : "M") + x(p[0]).toFixed(1) + " " + y(p[1]).toFixed(1))
-                            .join("");
-                    svg.append(...line(key, points.length > 1 ? d : d + "h.01", { "stroke-linecap": "round" }));
-                    if (colour(key) || key === marked())
-                        ends.push([x(points[points.length - 1][0]) + 5, y(points[points.length - 1][1]), key]);
-                }
-                endLabels(svg, ends, top, bottom);
-                titles(svg, left, right, bottom, "iteration", "rank, 1 is the best");
-                return bottom + 38;
-            },
-            (key, say) => {
-                const keys = [...of.keys()].sort((a, b) => (row(a)?.rank ?? 1e9) - (row(b)?.rank ?? 1e9));
-                if (key === "Enter" && here) {
-                    mark(keys[here[0]]);
-                    return true;
-                }
-                if (!keys.length || !key.startsWith("Arrow")) return false;
-                here = here || [0, 0];
-                here[0] = Math.min(keys.length - 1, Math.max(0, here[0] + (key === "ArrowDown") - (key === "ArrowUp")));
-                const points = of.get(keys[here[0]]);
-                here[1] = Math.min(
-                    points.length - 1,
-                    Math.max(0, here[1] + (key === "ArrowRight") - (key === "ArrowLeft")),
-                );
-                point(keys[here[0]], points[here[1]], say);
-                return true;
-            },
-        );
-        function point(key, [i, rank], say) {
-            made.ring(x(i), y(rank));
-            say(
-                `${tell(key)} – after iteration ${i}: ${rank} of ${[...of.values()].filter(p => p.some(q => q[0] === i)).length}`,
-            );
-        }
-        made.readable(
-            () => [...of].flatMap(([key, points]) => points.map(p => [x(p[0]), y(p[1]), [key, p]])),
-            30,
-            ([key, p]) => point(key, p, made.say),
-            ([key]) => mark(key),
         );
     }
 
@@ -439,9 +323,6 @@
             el("p", { class: "note" }, "on the line: configurations that no other one beats in both"),
         );
     }
-    report.add("ranks", ranks, data =>
-        [ranked(data).size < 2, !Object.keys(data.curves).length && !!data.pending].join(),
-    );
     report.add("edf", edf, data =>
         data.distributions
             ? data.distributions.map(([name, values]) => name + (values.length > 0)).join()

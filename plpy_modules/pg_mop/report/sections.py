@@ -52,7 +52,6 @@ SECTIONS = (
     Section("failures", "Failures", shown={"failed_units": []}, gathered=True),
     Section("slices", "Each parameter and the result", "slices.js", whole={"spread": None}, place="parameters"),
     Section("parallel", "Parameters and result", "parallel.js", place="parameters"),
-    Section("ranks", "Rank by iteration", "results.js", sampled="curves", place="results"),
     Section("edf", "Distribution of results", "results.js", place="results", beside=True),
     Section("pareto", "Two measures", "results.js", sampled="parallel", place="results", beside=True),
     Section(

@@ -10,7 +10,7 @@ from support.workload import ADAM, dense, last_run, load, make_data, selection
 
 SGD = "loss='categorical_crossentropy', optimizer='SGD(learning_rate={})', metrics=['accuracy']"
 RATES = (0.0003, 0.003, 0.03, 0.1)
-PICTURES = ("curves", "slices", "parallel", "ranks", "edf", "pareto")
+PICTURES = ("curves", "slices", "parallel", "edf", "pareto")
 ROWS = "document.querySelectorAll('#board tbody tr').length"
 
 
@@ -122,7 +122,7 @@ def test_results_are_those_of_all_configurations(browser, page, made, screen):
     series, rows = view["measure"]["series"], view["configurations"]
     assert view["spread"]["of"] == 16 and view["spread"]["iterations"] == 5 and view["shown_values"] is None
     assert set(view["spread"]["parts"]) == {"optimizer", "learning_rate", "batch_size"}
-    for name in ("ranks", "edf", "pareto"):
+    for name in ("edf", "pareto"):
         shown(browser, name)
     # the front: no other configuration is as good in both and better in one
     losses = {c["mst_key"]: (c["last"][series], c["last"][series.replace("accuracy", "loss")]) for c in rows}
@@ -133,12 +133,7 @@ def test_results_are_those_of_all_configurations(browser, page, made, screen):
     ]
     assert value(browser, "document.getElementById('pareto-x').value") == series.replace("accuracy", "loss")
     assert value(browser, "document.querySelectorAll('#pareto-picture circle.front').length") == len(front)
-    # the ranks after the last iteration are those of the table
     values = sorted((c["last"][series] for c in rows), reverse=True)
-    focus(browser, "ranks")
-    for _ in range(5):
-        press(browser, "ARROW_RIGHT")
-    assert f"after iteration 5: {values.index(rows[0]['last'][series]) + 1} of 16" in readout(browser, "ranks")
     focus(browser, "edf")
     press(browser, "ARROW_RIGHT")
     assert readout(browser, "edf").startswith("6 % have")
