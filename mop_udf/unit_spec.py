@@ -185,7 +185,6 @@ class UnitSpec(SegmentSpec):
     finite: bool = True
     run_seconds: float = 0.0
     share_prefixes: bool = False
-    compile_ahead: bool = False
     then: list[StepSpec] = field(default_factory=list)
     segments: list[SegmentSpec] = field(default_factory=list)
     keep: list[str] = field(default_factory=list)
@@ -212,7 +211,6 @@ class UnitSpec(SegmentSpec):
             replicas=self.replicas,
             run_seconds=self.run_seconds,
             share_prefixes=self.share_prefixes,
-            compile_ahead=self.compile_ahead,
             keep=self.keep,
         )
 
@@ -247,7 +245,6 @@ class UnitHeader(TrainerRows):
     replicas: list[list[int]] | None = None
     run_seconds: float = 0.0
     share_prefixes: bool = False
-    compile_ahead: bool = False
     keep: list[str] = field(default_factory=list)
     keeps_rows: bool = False
     sends_rows: bool = True

@@ -96,11 +96,6 @@ SETTINGS = {
         "Disk space in the data directory, for each role, for functions that TensorFlow has "
         "traced and XLA has compiled. Later trainers load them from there. `0`: no cache.",
     ),
-    "compile_ahead": (
-        None,
-        "Whether an idle trainer compiles nets for XLA from which later runs like the last would gain: while a processor core "
-        "is idle, and for half a minute at most.",
-    ),
     "threads": (
         "cores / worker sessions",
         "Threads of one trainer. A number that is set stays the same to the run's end.",

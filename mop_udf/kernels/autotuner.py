@@ -29,7 +29,6 @@ CACHED_SHARE = 0.3  # of the compile time: to read compiled code from the cache,
 SLOWER_THAN_HISTORY = 2.0  # times as slow as in earlier runs: such a kernel is compared anew
 MOST_TIMINGS = 2  # timings of a slow kernel before it is given up: other work may have disturbed the first
 RETIME_SECONDS = 0.002  # a kernel whose batch is slower than the best kernel's by less than this is timed once more
-MOST_RUNS = 5  # runs within which a compilation between two leases must pay
 MARGIN = 1.5  # least ratio of an estimated gain to the cost, unless later runs gain as well
 
 VMAP = "vmap"  # the kernel that trains several models at once; its seconds are divided by their number
@@ -72,7 +71,6 @@ class Autotuner:
     runs: int = 0  # earlier runs that used the first kernel
     busy: set[str] = field(default_factory=set)  # kernels that another trainer is compiling
     timings: dict[str, int] = field(default_factory=dict)  # kernel -> the number of its timings
-    batches: int = 0  # that have been trained
 
     @property
     def best(self) -> str:
@@ -179,23 +177,6 @@ class Autotuner:
         cost = self.memory.compile_seconds[kernel]
         # ski rental: each earlier run that did without persistent code pays a share of its price
         return cost / (1 + self.runs) if kernel == "xla" and self.memory.persistent else cost
-
-    def gain_of_preparing(self, kernel: str) -> float:
-        """Seconds that a later run like those so far gains if `kernel` is compiled between two leases; 0 if that does
-        not pay.
-
-        Such a compilation delays no run. Still, its estimated time must not exceed the gain of MOST_RUNS runs.
-        """
-        base = self.base
-        if (
-            not self.memory.persistent
-            or base not in self.batch_seconds
-            or kernel in {*self.batch_seconds, *self.compile_seconds, *self.refused}
-        ):
-            return 0.0
-        speedup = self.memory.speedup.get(kernel, self._expected_speedup(kernel))
-        gain = self.batches * (self.batch_seconds[self.best] - self.batch_seconds[base] / speedup)
-        return gain if gain > 0 and self._expected_cost(kernel, base) <= MOST_RUNS * gain else 0.0
 
     def _expected_speedup(self, kernel: str) -> float:
         if kernel == "xla" and self.convolutional and not self.gpu:

@@ -71,11 +71,6 @@ class TimedLoop:
         """True where the loop for such data is compiled."""
         return self._key(data, batch_size) in self.functions
 
-    @staticmethod
-    def sample(data: Any) -> Any:
-        """A row of zeros with the types and shapes of `data`, a nest of tensors or arrays."""
-        return keras.tree.map_structure(lambda t: keras.ops.zeros((1, *t.shape[1:]), t.dtype), data)
-
     def _key(self, data: Any, batch_size: int) -> Any:
         raise NotImplementedError
 

@@ -44,9 +44,6 @@ class TunedKernels:
         self.group = framework.Group(model, name) if framework.Group else None  # the kernel of vmap_batch.py
         self.layers = layers or list(model._flatten_layers())
         self.autotuners: dict[tuple[int, str | None], Autotuner] = {}  # (batch size, forced kernel) -> Autotuner
-        self.samples: dict[
-            int, Any
-        ] = {}  # batch size -> a row of zeros with the types and shapes of the rows trained last
         self.convolutional = any("Conv" in type(layer).__name__ for layer in self.layers)
         self.refused = framework.refused(random, self.convolutional)
         if own_class is not None:
@@ -104,28 +101,6 @@ class TunedKernels:
             self.memory.speedup.setdefault(kernel, 1 / times)
             self.memory.compile_seconds.setdefault(kernel, compile_seconds)
 
-    def gain_of_preparing(self) -> tuple[float, int]:
-        """(seconds that a later run gains if `prepare` compiles for a batch size, that batch size): the largest gain."""
-        return max(
-            (
-                (autotuner.gain_of_preparing("xla"), batch_size)
-                for (batch_size, forced), autotuner in self.autotuners.items()
-                if forced is None and "xla" in self.loops and batch_size in self.samples
-            ),
-            default=(0.0, 0),
-        )
-
-    def prepare(self, batch_size: int) -> None:
-        """Compile the loop for XLA without training, so that the next run finds it."""
-        autotuner, loop, data = self.autotuner(batch_size, None), self.loops["xla"], self.samples.pop(batch_size)
-        try:
-            seconds = 0.0 if loop.knows(data, batch_size) else loop.compile(data, batch_size, waits=False)
-        except Exception as error:
-            autotuner.refused["xla"] = refusal(error)
-            return
-        if seconds is not None:  # (else another trainer compiles it, and the compile cache will have it)
-            autotuner.record_trial("xla", None, seconds)
-
     def train(
         self,
         chunks: Any,
@@ -175,7 +150,6 @@ class TunedKernels:
                 order.note(asked if asked == "xla" and at == piece.full else name, count)
                 trained[name] = trained.get(name, 0) + count
                 at, position = at + count, position + count
-            autotuner.batches += end
             done += min(len(columns[0]), end * batch_size)
             if position == total:
                 break
@@ -191,7 +165,7 @@ class Piece:
     def __init__(
         self, kernels: Any, columns: Any, batch_size: int, inputs: Any, class_weight: Any, autotuner: Any, few: bool
     ) -> None:
-        self.plain, self.loops, self.samples = kernels.plain, kernels.loops, kernels.samples
+        self.plain, self.loops = kernels.plain, kernels.loops
         self.columns, self.batch_size, self.inputs, self.class_weight = columns, batch_size, inputs, class_weight
         self.outputs, self.autotuner, self.few = len(kernels.model.outputs), autotuner, few
         self.full = len(columns[0]) // batch_size
@@ -260,8 +234,6 @@ class Piece:
                 self._weighting,
                 lambda: framework.tensors(weighted(self.columns, self.inputs, self.outputs, self.class_weight)),
             )
-        if self.batch_size not in self.samples and autotuner.forced is None:
-            self.samples[self.batch_size] = loop.sample(self._data)
         if not loop.knows(self._data, self.batch_size):
             if autotuner.needs_retiming(name):  # a better timing is not worth another compilation
                 autotuner.timings[name] = MOST_TIMINGS

@@ -11,60 +11,22 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import socket
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from mop_udf.pool.child_process import die_with_pipe, take_stdio
 from mop_udf.pool.fork_server_client import MOST_BYTES
 
-REST_SECONDS = 5  # that an idle trainer waits before it works ahead
-PREPARE_SECONDS = 30  # that an idle trainer spends at most on work ahead of the next lease
-LOOK_SECONDS = 0.2  # between two looks for a free core
+REST_SECONDS = 5  # that an idle trainer waits before it tidies up: a lease that follows at once must not wait for that
 
 
 def title(module: str, backend: int, life: int, *arguments: Any) -> str:
     """The command line under which a trainer, or the relay to one, appears in the process list."""
     words = " ".join(str(word) for word in (backend, life, *arguments))
     return f"{sys.executable} -I -B -m {module} {words}"
-
-
-@contextlib.contextmanager
-def _in_background(work: Callable[[], bool]) -> Iterator[None]:
-    """A context in which a thread calls `work` until that returns false, the context ends or PREPARE_SECONDS are over.
-
-    The first call begins after REST_SECONDS: a lease that follows at once must not wait for the end of a call. Each call
-    begins when a core is free. (At a lower priority it would not have to. But the frameworks make their threads at
-    the first use, threads inherit the priority for life, and no lease could raise it again.) The context ends when the last
-    call has returned.
-    """
-    stop, until = threading.Event(), time.monotonic() + REST_SECONDS + PREPARE_SECONDS
-
-    def go() -> None:
-        stop.wait(REST_SECONDS)
-        while not stop.is_set() and time.monotonic() < until:
-            if not has_free_core():
-                stop.wait(LOOK_SECONDS)
-            elif not work():
-                break
-
-    thread = threading.Thread(target=go, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def has_free_core() -> bool:
-    """True where this machine has no more runnable threads, the calling one included, than this process may use cores."""
-    with open("/proc/loadavg") as file:
-        running = int(file.read().split()[3].partition("/")[0])
-    return running <= len(os.sched_getaffinity(0))
 
 
 class Lease:
@@ -116,17 +78,13 @@ class Lease:
             os.dup2(null, number)
         os.close(null)
 
-    def renew(self, held: dict[str, Any], prepare: Callable[[], bool] = lambda: False) -> None:
-        """Offer this trainer to the pool, and wait for the next lease; `held`: see pool.Member.
+    def renew(self, held: dict[str, Any], tidy: Callable[[], object] = lambda: None) -> None:
+        """Offer this trainer to the pool, and wait for the next lease; `held`: see pool.Member; `tidy`: called once meanwhile,
+        unless that begins soon. Ends this process if the pool ends this trainer, or is gone."""
+        if not self._renew(held, tidy):
+            os._exit(0)
 
-        Meanwhile another thread calls `prepare` again and again, while a core is free, for as long as it returns true.
-        Ends this process if the pool ends this trainer, or is gone.
-        """
-        with _in_background(prepare):
-            if not self._renew(held):
-                os._exit(0)
-
-    def _renew(self, held: dict[str, Any]) -> bool:
+    def _renew(self, held: dict[str, Any], tidy: Callable[[], object]) -> bool:
         from setproctitle import setproctitle
 
         control = self._control
@@ -134,6 +92,8 @@ class Lease:
         setproctitle(title(self._module, 0, self._life, 0, 0, *self._arguments))
         try:
             control.send(json.dumps({"free": held}).encode())
+            if not select.select([control], [], [], REST_SECONDS)[0]:
+                tidy()
             text, files, _, _ = socket.recv_fds(control, MOST_BYTES, 4)
             if not text or len(files) != 4:
                 return False

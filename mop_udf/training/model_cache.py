@@ -95,15 +95,6 @@ class ModelCache:
             self.nets.pop(digest, None)
             self.nets[digest] = self.in_use
 
-    def prepare(self) -> bool:
-        """Compile ahead what a later run gains most from. False if nothing is left that would pay."""
-        found = [(*model.kernels.gain_of_preparing(), key) for key, model in self.models.items()]
-        gain, batch_size, key = max(found, default=(0.0, 0, ""))
-        if not gain:
-            return False
-        self.models[key].kernels.prepare(batch_size)
-        return True
-
     @staticmethod
     def key(
         architecture: str,

@@ -107,7 +107,7 @@ def live(
             lease.release()
             if not (lease.is_renewable() and server.may_be_leased_again):
                 break
-            lease.renew(server.reset(), server.prepare)
+            lease.renew(server.reset(), gc.collect)
             channel.begin_anew()
     except ChannelClosed:  # within a request
         pass

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -75,8 +74,6 @@ class TrainerServer:
         self.compiled_models = model_cache.ModelCache(model_cache.cache_bytes(memory_mb, threads))
         self.device = device.described(threads)
         self.may_be_leased_again = device_error is None
-        self._has_garbage = False
-        self.compiles_ahead = False  # as the last unit says
         self._forget()
 
     def _forget(self) -> None:
@@ -107,21 +104,12 @@ class TrainerServer:
         optimizer variables and random states before they use a model.
         """
         self._forget()
-        self._has_garbage = True
         framework.seed(0)
         return {
             "nets": pool.names(self.compiled_models.nets),
             "datasets": pool.names(map(str, self.cache.segments)),
             "rows_bytes": self.cache.used(),
         }
-
-    def prepare(self) -> bool:
-        """Free memory, or compile something ahead, between two leases. False if nothing is left to do."""
-        if self._has_garbage:  # (not as part of `reset`: the next lease may begin at once)
-            self._has_garbage = False
-            gc.collect()
-            return True
-        return self.compiles_ahead and self.compiled_models.prepare()
 
     def on_reset(self, header: Header, payloads: Payloads) -> None:
         """A relay's lease has ended."""
@@ -137,7 +125,7 @@ class TrainerServer:
 
     def on_unit(self, header: Header, payloads: Payloads) -> None:
         unit = UnitRequest.from_json(header)
-        self.trained, self.compiles_ahead = [], unit.compile_ahead
+        self.trained = []
         states, rows = self._receive_states(), UnitRows(self.channel, self.cache, unit)
         if payloads:  # custom functions
             self.may_be_leased_again = False

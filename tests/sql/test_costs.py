@@ -1,9 +1,6 @@
 """What units have cost is kept from run to run: the kernel is right from the first unit, and what a run will take is
 known before it. Nobody learns of others' nets."""
 
-import os
-import time
-
 import pytest
 
 from support.workload import ADAM, dense, load, make_data, selection
@@ -80,22 +77,6 @@ def test_the_best_kernel_of_earlier_runs_comes_first(db):
     db.run("UPDATE madlib.mop_cost SET batch_seconds = ARRAY[CASE kernel WHEN 'xla' THEN 1e-12 ELSE 1e-11 END]")
     _, choices = train(db, iterations=4)
     assert any(choice["loop_seconds"] is not None for choice in choices), "what does not hold any more is compared anew"
-
-
-def test_an_idle_trainer_compiles_what_the_next_run_gains_from(db):
-    for setting in ("off", "on"):
-        db.run("DELETE FROM madlib.mop_cost")
-        settings = f"SET pg_mop.compile_ahead = {setting}"
-        train(db, f"{settings}; SET pg_mop.kernel = loop", iterations=3)
-        for _ in range(1 if setting == "off" else 5):
-            time.sleep(9)  # (a trainer rests for 5 s first)
-            _, choices = train(db, settings, iterations=1, anew=False)
-            first = {choice["kernel"]: choice["compilations"] for choice in reversed(choices)}
-            if first.get("xla") == 0:
-                break
-        if setting == "on" and first.get("xla") != 0 and os.getloadavg()[0] > len(os.sched_getaffinity(0)):
-            pytest.skip("that an idle trainer compiles ahead was NOT RUN: no core of this machine was idle")
-        assert (first.get("xla") == 0) == (setting == "on")
 
 
 def test_nobody_sees_others(db):

@@ -71,7 +71,7 @@ def test_the_settings_are_listed_as_they_are_in_force(db):
     assert listed.keys() == told.keys()
     for name, r in listed.items():
         # (as cluster.py sets them)
-        in_force = "off" if name in ("pg_mop.reuse", "pg_mop.compile_ahead") else r["default"]
+        in_force = "off" if name == "pg_mop.reuse" else r["default"]
         assert r["value"] == in_force and r["takes"]
         assert told[name].strip() == f"`{r['default']}`" if r["default"] else "`" not in told[name].split(",")[0]
     client.run("SET pg_mop.seed = 42; SET pg_mop.lock_timeout = '3s'; SET pg_mop.sharing = 'off'; RESET pg_mop.sharing")

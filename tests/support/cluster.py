@@ -65,8 +65,7 @@ class Cluster(testing.postgresql.Postgresql):
     """A running cluster in a temporary directory `home`; `log` is its log file.
 
     `settings` go to postgresql.conf. By default fsync is off, and the server listens on 127.0.0.1 and on a socket.
-    `pg_mop.reuse` is off, because most tests are about training and must not reuse earlier results; `pg_mop.compile_ahead` is
-    off, because idle trainers would keep the processor busy.
+    `pg_mop.reuse` is off, because most tests are about training and must not reuse earlier results.
     `small_mb`: mounts a disk of that size at `small`. `clock`: `set_clock` sets the server's clock.
     """
 
@@ -90,7 +89,6 @@ class Cluster(testing.postgresql.Postgresql):
             "fsync": "off",
             "logging_collector": "off",
             "pg_mop.reuse": "off",
-            "pg_mop.compile_ahead": "off",
             **settings,
         }
         self.host = self.configuration["listen_addresses"] or self.configuration["unix_socket_directories"]

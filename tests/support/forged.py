@@ -111,7 +111,6 @@ def unit(run_id, version=0, **changed):
         "dataset_key": "k",
         "keep": [],
         "share_prefixes": True,
-        "compile_ahead": False,
         "run_seconds": 0,
         "coming": None,
         "outputs": {"widths": [3], "what": "classes", "table": "x"},

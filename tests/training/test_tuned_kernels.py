@@ -41,23 +41,6 @@ def test_xla_trains_the_full_batches_of_rows_in_memory(count):
     assert model.kernels.loops["xla"].compilations == 1
 
 
-def test_what_is_compiled_ahead_trains_nothing_and_is_used_at_once():
-    model = compiled()
-    kernels = model.kernels
-    assert kernels.gain_of_preparing() == (0.0, 0)
-    kernels.train([random_rows(203)], 203, 8, 1)
-    autotuner = kernels.autotuner(8, None)
-    autotuner.memory.persistent, autotuner.batches = True, 1_000_000
-    gain, batch_size = kernels.gain_of_preparing()
-    assert gain > 0 and batch_size == 8
-    before = [w.tobytes() for w in (*model.model.get_weights(), *map(np.asarray, model.optimizer.variables))]
-    kernels.prepare(8)
-    assert [w.tobytes() for w in (*model.model.get_weights(), *map(np.asarray, model.optimizer.variables))] == before
-    assert kernels.loops["xla"].compilations == 1 and kernels.gain_of_preparing() == (0.0, 0)
-    assert kernels.train([random_rows(203)], 203, 8, 1, left=100, run_left=100)["kernel"] == "xla"
-    assert kernels.loops["xla"].compilations == 1
-
-
 def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
     """It has them in pieces, the last of which it pads with rows that it does not train on."""
     from mop_udf.kernels import timed_loop

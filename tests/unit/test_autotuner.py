@@ -139,25 +139,6 @@ def test_what_does_not_hold_any_more_is_found_out_anew():
     assert used[0] == "xla" and used[-1] == "loop" and seconds < 20_000 * DENSE["loop"] + 3
 
 
-def test_between_two_leases_is_compiled_what_a_few_runs_pay_for():
-    def trained(batches, persistent=True, **more):
-        autotuner = Autotuner(memory=AutotunerMemory(persistent=persistent), **more)
-        autotuner.record_trial("loop", None, 0.1)
-        autotuner.record_trial("loop", 0.0004, 0.1)
-        autotuner.batches = batches
-        return autotuner
-
-    assert trained(100).gain_of_preparing("xla") == 0, "twenty runs would not pay for it"
-    autotuner = trained(2000)
-    assert autotuner.gain_of_preparing("xla") == pytest.approx(2000 * 0.0004 * (1 - 1 / 2.5))
-    assert trained(2000, persistent=False).gain_of_preparing("xla") == 0, "the administrator wants no cache"
-    assert trained(2000, convolutional=True).gain_of_preparing("xla") == 0, "slower on a CPU"
-    assert autotuner.next_kernel(300, 300) == "loop", "a short run does not pay for the compilation"
-    autotuner.record_trial("xla", None, 0.5)
-    assert autotuner.gain_of_preparing("xla") == 0
-    assert autotuner.next_kernel(300, 300) == "xla", "now it costs nothing"
-
-
 def test_one_time_that_was_disturbed_decides_nothing():
     """A few batches that took ten times as long, since the machine had other work."""
     autotuner = Autotuner()

@@ -255,7 +255,6 @@ KNOWN: dict[str, tuple[Parser, str | None]] = {
     "chain_seconds": (_seconds(0, 60), "0.5"),
     "cache_mb": (_integer(0, 1 << 30), "1024"),
     "compile_cache_mb": (_integer(0, 1 << 20), "256"),
-    "compile_ahead": (_switch, "on"),
     "threads": (_integer(1, 1024), None),
     "deal_threads": (_choice("auto", "on", "off"), "auto"),
     "keras_backend": (_choice(*BACKENDS), "tensorflow"),

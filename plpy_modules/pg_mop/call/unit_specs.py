@@ -155,7 +155,6 @@ class UnitSpecs:
             finite=self.finite,
             run_seconds=time.monotonic() - self.began,
             share_prefixes=self.options["share_prefixes"],
-            compile_ahead=self.options["compile_ahead"],
             models=[self._model(u, True, self.functions_of(u.stage)) for u in units],
             then=then,
             segments=segments,
