@@ -266,7 +266,7 @@ def test_the_page_works_in_a_browser(db, run_id, tmp_path, browser):
         assert eventually(lambda: len(picture.find_elements("css selector", "svg path, svg rect")) > 2, 60)  # noqa: B023
     browser.execute_script(KEY, browser.find_elements("css selector", "#board tbody tr")[1], "Enter")
     assert value(browser, ROWS + ".map(r => r.getAttribute('aria-selected')).join()") == "false,true,false"
-    assert value(browser, PICTURES + ".map(p => p.querySelectorAll('.marked').length > 0)") == [True] * 7
+    assert value(browser, PICTURES + ".map(p => p.querySelectorAll('.marked').length > 0)") == [True] * 6
     browser.execute_script(KEY, browser.find_element("css selector", "#curves-picture [tabindex]"), "ArrowRight")
     said = value(browser, "document.querySelector('#curves-picture .readout').textContent")
     assert ("configuration 2" in said or "configuration 1" in said) and "window.attacked=1" in said

@@ -85,15 +85,3 @@ def test_stability_is_0_for_equal_and_large_for_other_distributions():
 def test_the_interval_contains_the_share():
     low, high = scores.interval(0.8, 100)
     assert low < 0.8 < high and scores.interval(1.0, 10)[1] == pytest.approx(1)
-
-
-def test_the_bootstrapped_interval_contains_the_measure_and_narrows_with_the_rows():
-    random = np.random.default_rng(3)
-    widths = []
-    for rows in (100, 10_000):
-        truth = random.normal(size=rows)
-        predicted = truth + random.normal(size=rows) / 2
-        low, high = scores.bootstrapped(lambda t, p: scores.regression(t, p)["r2"], truth, predicted)
-        assert low < scores.regression(truth, predicted)["r2"] < high
-        widths.append(high - low)
-    assert widths[1] < widths[0] / 4

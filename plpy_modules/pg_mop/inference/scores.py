@@ -181,19 +181,6 @@ def interval(value: float, rows: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def bootstrapped(
-    measure: Callable[[np.ndarray, np.ndarray], float], truth: np.ndarray, predicted: np.ndarray, repeats: int = 200
-) -> tuple[float, float]:
-    """The 95 % interval of a measure: the percentiles of the measure on rows drawn with replacement (Efron 1979)."""
-    random = np.random.default_rng(0)
-    values = []
-    for _ in range(repeats):
-        rows = random.integers(0, len(truth), len(truth))
-        values.append(measure(truth[rows], predicted[rows]))
-    low, high = np.nanpercentile(values, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def intervals(
     measures: Callable[[np.ndarray, np.ndarray], dict[str, float]],
     truth: np.ndarray,

@@ -105,11 +105,7 @@ class CostHistory:
         these."""
         rows = [row for row in self._rows_of(net) if row["net"] == net.digest]
         rows = [row for row in rows if row.get("place", "") == (place or "")] or rows
-        wanted = [
-            row
-            for row in rows
-            if row["device"].endswith(f", {threads or self.threads} threads") and " devices, " not in row["device"]
-        ]
+        wanted = [row for row in rows if row["device"].endswith(f", {threads or self.threads} threads")]
         return wanted if wanted or threads else rows
 
     def most_bytes(self, net: Net, on_gpu: bool) -> int:
