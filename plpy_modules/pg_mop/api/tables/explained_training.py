@@ -69,10 +69,10 @@ def refuse_query(db: Database, source: str | None) -> None:
         )
 
 
-def explain(training: Training, prefix: str, names: dict[str, str], version: int) -> None:
+def explain(training: Training, names: dict[str, str], version: int) -> None:
     """Make the plan of a training whose arguments are checked. Raises Explained, and MopError where the call would fail.
 
-    `prefix`, `names`: of the steps' relations, and `version`, as Training.run has them.
+    `names`: of the steps' relations, and `version`, as Training.run has them.
     """
     db = training.db
     explaining = db.explaining
@@ -82,8 +82,8 @@ def explain(training: Training, prefix: str, names: dict[str, str], version: int
     training.times = TimeShares(training.seconds, training.timed_steps, lambda: sum(seconds.values()))
     with explaining.steps():
         began = time.monotonic()
-        training.begin(steps, prefix, names)
-        training.split_rows(steps, prefix, names)
+        training.begin(steps)
+        training.split_rows(steps, names)
         seconds["split"] = time.monotonic() - began
         training.drawn = training.most_rows(steps, names, training.times.begin(time_shares.PREPARE) + seconds["split"])
         parts, packed = {**training.parts, **training.drawn}, names

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 import math
-import secrets
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -23,23 +22,25 @@ from pg_mop.api.tables import (
     refit,
     reports,
     same_rows,
+    step_relations,
     time_shares,
     trained,
     training_checks,
+    training_report,
 )
 from pg_mop.api.tables.baselines import Contender
 from pg_mop.api.tables.named_models import add_version, check_writable, step_prefix, switch, version_of
 from pg_mop.api.tables.pack import Options
 from pg_mop.api.tables.split import PRIMARY_KEY, SHARE, read_shares
+from pg_mop.api.tables.step_relations import StepRelations
 from pg_mop.api.tables.steps import Steps
 from pg_mop.api.tables.table_nets import layer_names
 from pg_mop.api.tables.time_shares import LEAST_SECONDS, TimeShares
 from pg_mop.api.tables.train_arguments import KINDS, TrainArguments
-from pg_mop.backend import settings, transaction, weights
+from pg_mop.backend import settings, weights
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
-from pg_mop.columns.decision import Decision
 from pg_mop.inference import scores
 from pg_mop.inference.metrics import Metric, with_scale
 from pg_mop.inference.model_parts import is_callers, signed
@@ -47,7 +48,6 @@ from pg_mop.inference.named_model import NamedModel, table_of
 from pg_mop.packing.packed_table import PackedTable
 from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows_of, view_of_query
 
-REMARK = "a step of mop_train: its end, or the next call, drops it"  # the comment of the relations of the steps
 PASSES = 27  # over the rows, of the longest trial
 LEAST_STEPS = 500  # mini-batches of the longest trial: of few rows, it has more passes
 ROWS_A_SECOND = 50_000  # that a session trains on, roughly: of many rows, a trial has fewer passes
@@ -58,13 +58,8 @@ TOGETHER = 4  # trials that go on at a time: few whole trials are better than ma
 SHORT = 20.0  # seconds of a short search of nets
 TOGETHER_IN_SHORT = 2  # its trials that go on at a time: those that have begun at its end are finished
 BALANCED = "balanced"  # as weight: each class counts as much as the others
-BALANCED_NOTE = "weight => 'balanced': probabilities are the table's; the prediction counts all classes alike."
-PACKED = ("packed", "checked", "tested", "all", "whole")  # the packed tables of the steps
-OF_SEARCH = ("", "_info", "_summary", "_trials")  # the ends of the names of a search's tables
-NAMES = {trained.LINEAR: "linear models", trained.BOOSTING: "boosting", trained.MLP: "perceptrons"}  # in the report
 FOLDS = 5  # that choose where there is no validation part
 LEAST_SHARE = 0.05  # of the time limit, for packing; and for simple models, where that is less than they need to start
-SHOWN = 5  # classes that the report names
 ARGUMENTS = tuple(KINDS)
 
 
@@ -305,23 +300,17 @@ class Training:
         """Train, and add the version; returns the report. Raises MopError."""
         db, times = self.db, self.times
         preparing = times.begin(time_shares.PREPARE)
-        # with the schema: a temporary relation of the caller may have the name of one of ours
-        prefix = self._qualified(step_prefix(db, self.name, version))
-        n = {
-            part: db.suffixed(prefix, f"_{part}")
-            for part in ("rows", "train", "valid", "test", *PACKED, "nets", "search")
-        }
-        for part in drawn_rows.PARTS:  # steps read the part, or the rows that are drawn of it
-            n[f"{part}_view"], n[f"{part}_drawn"] = n[part], db.suffixed(prefix, f"_{part}_drawn")
+        self.relations = StepRelations(db, self.name, step_prefix(db, self.name, version))
+        n = self.relations.names
         if db.explaining is not None:
-            explained_training.explain(self, prefix, n, version)
+            explained_training.explain(self, n, version)
         training_checks.tell_beginning(db, self.name, self.seconds)
         with Steps(db, f"mop_train {self.name}") as steps:
-            self.begin(steps, prefix, n)
+            self.begin(steps)
             same_rows.check(db, steps, str(self.source))
             try:
                 self.read_query(steps, n)
-                self.split_rows(steps, prefix, n)
+                self.split_rows(steps, n)
                 self.draw_rows(steps, n, preparing)
                 self.pack_parts(steps, n)
                 if self.has_nets:
@@ -362,10 +351,10 @@ class Training:
                     }
                     made = self._made(session, n, place, members, trial, kept, kind, metric, judged, use)
             except BaseException:
-                steps.finish(self._dropping(n))
+                steps.finish(self.relations.dropping())
                 raise
         number, model, details, switched, said = made
-        return self._report(number, model, metric, details, trial, switched, said)
+        return training_report.text(self, number, model, metric, details, trial, switched, said)
 
     def _made(
         self,
@@ -411,7 +400,7 @@ class Training:
             "seconds": {**times.seconds, "all": times.elapsed},
         }
         self._complete(number, judged.metrics, details)
-        self._end_steps(n)
+        self.relations.end(bool(self.arguments.keep))
         return number, model, details, judged.is_better, judged.said
 
     def _judged(
@@ -458,7 +447,7 @@ class Training:
             "interval": list(interval),
             "contenders": {contender.name: contender.metrics for contender in contenders_here},
         }
-        return Judged(metrics, details, [*_of_absent(measurement), *filter(None, [comparison])])
+        return Judged(metrics, details, [*training_report.of_absent(measurement), *filter(None, [comparison])])
 
     def _baselines(
         self,
@@ -482,21 +471,12 @@ class Training:
             said = f"{rows}\n  {said}" if said else rows
         return found, said or ""
 
-    def _qualified(self, name: str) -> str:
-        """A name with the schema in which the caller creates relations of that name."""
-        schema, last = self.db.parse_name(name)
-        if schema is None:
-            with self.db.caller_path():
-                schema = self.db.value("SELECT pg_catalog.current_schema()")
-        return ".".join(written(part) for part in (schema, last) if part is not None)
-
-    def begin(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
+    def begin(self, steps: Steps) -> None:
         """Reserve the names of the steps' relations, and drop what an earlier call has left. Raises MopError."""
-        self._reserve(prefix)
+        self.relations.reserve()
         # there is no such version: what was kept of one has no model
-        steps.run(self._dropping(n, self._kept), quiet=True)
-        for _, name in self._relations(n):
-            self.db.output_table(name)
+        steps.run(self.relations.dropping(self.relations.kept), quiet=True)
+        self.relations.begin()
 
     def say(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None:
         """Run a statement that the report will show; `made`: the tables that it makes, as far as they are needed.
@@ -507,12 +487,7 @@ class Training:
         self._run(steps, sql, made, quiet)
 
     def _run(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None:
-        steps.run(sql + (self._marking(made) if made else ""), quiet)
-
-    def _marking(self, made: list[str]) -> str:
-        """SQL: the comment of those tables that exist."""
-        tables = ", ".join(f"pg_catalog.to_regclass({quote_literal(self.ref(name))})" for name in made)
-        return " " + _block(_MARKING.format(tables=tables, remark=quote_literal(REMARK)))
+        steps.run(sql + (self.relations.marking(made) if made else ""), quiet)
 
     def read_query(self, steps: Steps, n: dict[str, str]) -> None:
         """Store the rows of a query, which so runs once."""
@@ -524,8 +499,8 @@ class Training:
             )
             self._count(self._found(n["rows"]), steps)
 
-    def split_rows(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
-        a = self.arguments
+    def split_rows(self, steps: Steps, n: dict[str, str]) -> None:
+        a, prefix = self.arguments, self.relations.prefix
         method, by = a.split, a.by
         if method is None:
             method = "random"
@@ -533,7 +508,7 @@ class Training:
         arguments = {"valid": valid, "test": a.test, "method": method, "by": by, "id": a.id}
         self.statements.append(self._call("mop_split", [self.source, prefix], arguments, "SELECT * FROM"))
         source = self.source if self.query is None else n["rows"]
-        values = [source, prefix, *arguments.values(), REMARK]
+        values = [source, prefix, *arguments.values(), step_relations.REMARK]
         parts = steps.run(self._call("mop_split_for", values, {}, "SELECT * FROM"))
         self.parts = {part: rows for part, rows, _ in parts}
         self.queries = {part: query for part, _, query in parts}
@@ -816,7 +791,12 @@ class Training:
             "folds": self.arguments.folds,
         }
         call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], arguments)
-        self.say(steps, call, [self.db.suffixed(n["search"], end) for end in (*OF_SEARCH, weights.SUFFIX)], True)
+        self.say(
+            steps,
+            call,
+            [self.db.suffixed(n["search"], end) for end in (*step_relations.OF_SEARCH, weights.SUFFIX)],
+            True,
+        )
 
     def _means(self, n: dict[str, str], best: int) -> dict[str, Any]:
         """The means and deviations over the folds of the chosen trial."""
@@ -838,69 +818,10 @@ class Training:
 
     def ref(self, name: str, suffix: str = "") -> str:
         """SQL for a relation by its name, as the caller writes it."""
-        schema, last = self.db.parse_name(self.db.suffixed(name, suffix))
-        return ".".join(quote_identifier(part) for part in (schema, last) if part is not None)
+        return step_relations.ref(self.db, self.db.suffixed(name, suffix))
 
     def _found(self, name: str, suffix: str = "") -> str:
         return str(self.db.input_table(self.db.suffixed(name, suffix), "table of a step", rows=False))
-
-    # --- leftovers ---
-
-    def _reserve(self, prefix: str) -> None:
-        """Reserve the names of the steps' relations until the end of the transaction. Raises MopError."""
-        schema, name = self.db.parse_name(prefix)
-        reserved = self.db.value(
-            f"SELECT {self.db.extension}.mop_reserve($1, $2::name)", ["text", "text"], [schema, name]
-        )
-        if not reserved:
-            pid = self.db.value(
-                f"SELECT {self.db.extension}.mop_reserved_by($1, $2::name)", ["text", "text"], [schema, name]
-            )
-            raise MopError(
-                f'another session is training model "{self.name}" now',
-                detail=f"It is that of process {pid}." if pid is not None else None,
-                hint=f"SELECT pg_cancel_backend({pid}); ends its call." if pid is not None else "Call again.",
-                sqlstate="55006",
-            )
-
-    def _relations(self, n: dict[str, str]) -> list[tuple[str, str]]:
-        """(kind, name) of all relations of the steps, in an order in which they can be dropped."""
-        suffixed = self.db.suffixed
-        return [
-            *(("VIEW", n[f"{part}_view"]) for part in drawn_rows.PARTS),
-            *(("TABLE", name) for name in (n["rows"], *(n[f"{part}_drawn"] for part in drawn_rows.PARTS))),
-            *(("TABLE", suffixed(n[part], end)) for part in PACKED for end in ("", "_summary")),
-            *(("TABLE", suffixed(n["nets"], end)) for end in ("", weights.SUFFIX)),
-            *(("TABLE", suffixed(n["search"], end)) for end in (*OF_SEARCH, weights.SUFFIX)),
-            *(("TABLE", name) for part in ("all", "whole") for name in refit.relations(self.db, n[part])),
-        ]
-
-    @property
-    def _kept(self) -> str:
-        """How the comment of a relation that is kept begins."""
-        return f"of mop_train for model {self.name} (keep => true)"
-
-    def _dropping(self, n: dict[str, str], remark: str = REMARK) -> str:
-        """SQL that drops the relations whose comments are ours: this call has made them, or an earlier call has left them; or
-        those whose comments begin with `remark`."""
-        # the summary of a packed table has our comment, not the table itself
-        marked = {n[part]: self.db.suffixed(n[part], "_summary") for part in PACKED}
-        rows = ", ".join(
-            f"('{kind}', {quote_literal(self.ref(name))}, {quote_literal(self.ref(marked.get(name, name)))})"
-            for kind, name in self._relations(n)
-        )
-        return _block(_DROPPING.format(rows=rows, ours=quote_literal(REMARK), remark=quote_literal(remark)))
-
-    def _end_steps(self, n: dict[str, str]) -> None:
-        """Drop the relations of the steps in the caller's transaction. With `keep`, give them comments instead."""
-        if not self.arguments.keep:
-            self.db.execute(self._dropping(n))
-            return
-        for kind, name in self._relations(n):
-            table = self.db.find_table(name)
-            if table and self.db.value("SELECT obj_description($1, 'pg_class')", ["oid"], [table.oid]) == REMARK:
-                said = f"{self._kept}; to remove it: DROP {kind} {table};"
-                self.db.execute(f"COMMENT ON {kind} {table} IS {quote_literal(said)}")
 
     # --- the result ---
 
@@ -1015,53 +936,6 @@ class Training:
             [table.oid, finite_json(metrics), finite_json(details)],
         )
 
-    def _report(
-        self,
-        number: int,
-        model: NamedModel,
-        metric: Metric,
-        details: dict[str, Any],
-        chosen: dict[str, Any] | None,
-        switched: bool,
-        said: list[str],
-    ) -> str:
-        main = metric.name
-        lines = [
-            f'Version {number} of model "{self.name}" predicts {model.target} ({model.kind})'
-            + ("." if switched else "; it is not in use: the present version is at least as good."),
-            f"Rows: {', '.join(f'{rows} {part}' for part, rows in self.parts.items())}. "
-            f"Trials: {_of_trials(details)}. "
-            + (_of_members(details["ensemble"]) if "ensemble" in details else f"Chosen: {_of_trial(chosen or {})}."),
-            *([_of_drawn(details["drawn"], details["rows"])] if "drawn" in details else []),
-            *([f"Left out, for lack of time: {', '.join(self.times.left_out)}."] if self.times.left_out else []),
-            *([_line(details["folds"])] if "folds" in details else []),
-            *([_of_refit(details["refit"])] if "refit" in details else []),
-            *([_of_final(details["final"])] if "final" in details else []),
-            *(["On the test part:"] if "test" in self.parts else []),
-        ]
-        names = ["rmse", "mae", "r2"] if model.regression else ["log_loss", "auc", "accuracy"]
-        names = [main, *(name for name in names if name != main)]
-        for name, measures in details.get("contenders", {}).items():
-            values = ", ".join(f"{m} {measures[m]:.4g}" for m in names if m in measures)
-            lines.append(f"  {name}: {values}")
-        low, high = details.get("interval", [math.nan] * 2)
-        if not math.isnan(low):
-            lines.append(f"  (95 % interval of pg_mop's {main}: {low:.4g} to {high:.4g})")
-        lines += [f"  {sentence}" for sentence in said]
-        quoted, schema = quote_literal(self.name), written(self.db.schema)
-        lines += [
-            "Predict:",
-            f"  SELECT t.*, p.* FROM {'your_table' if is_query(self.source) else self.source} t, "
-            f"{schema}.mop_predict({quoted}, t) AS p;",
-            "The steps by hand:",
-            *(f"  {statement}" for statement in self.statements),
-        ]
-        if self.balanced:
-            lines.insert(-len(self.statements) - 1, BALANCED_NOTE)
-        if transaction.is_in_block():
-            lines.append("The model is kept, and exists for other sessions, from the COMMIT of this transaction on.")
-        return "\n".join(lines)
-
 
 def passes_for(rows: int, batch_size: int, seconds: float) -> int:
     """The passes over so many rows of a trial that trains to the end: 3, 9, 27, 81 or 243.
@@ -1075,119 +949,6 @@ def passes_for(rows: int, batch_size: int, seconds: float) -> int:
     while passes > 3 and passes * rows > seconds / 2 * ROWS_A_SECOND:
         passes //= 3
     return passes
-
-
-def _block(body: str) -> str:
-    tag = f"$mop_{secrets.token_hex(4)}$"
-    return f"DO {tag}{body}{tag};"
-
-
-_DROPPING = """
-DECLARE
-    part record;
-    said text;
-BEGIN
-    FOR part IN SELECT * FROM (VALUES {rows}) AS v(kind, name, told) LOOP
-        said := pg_catalog.obj_description(pg_catalog.to_regclass(part.told), 'pg_class');
-        IF said OPERATOR(pg_catalog.=) {ours}
-            OR pg_catalog.left(said, pg_catalog.length({remark})) OPERATOR(pg_catalog.=) {remark}
-        THEN
-            EXECUTE pg_catalog.format('DROP %s IF EXISTS %s', part.kind, part.name);
-        END IF;
-    END LOOP;
-END"""
-_MARKING = """
-DECLARE
-    made regclass;
-BEGIN
-    FOREACH made IN ARRAY ARRAY[{tables}] LOOP
-        IF made IS NOT NULL THEN
-            EXECUTE pg_catalog.format('COMMENT ON TABLE %s IS %L', made, {remark});
-        END IF;
-    END LOOP;
-END"""
-
-
-def _of_absent(measured: reports.Measured) -> list[str]:
-    """What the report says of classes that the measured rows lack."""
-    if not (absent := measured.absent):
-        return []
-    names = ", ".join(absent[:SHOWN]) + ", ..." * (len(absent) > SHOWN)
-    return [f"The measured rows have no class {names}, which training rows have: the measures say nothing about it."]
-
-
-def _of_drawn(drawn: dict[str, int], parts: dict[str, int]) -> str:
-    """The line of the report about the rows that are used of large parts."""
-    verbs = {"train": "Trained on", "valid": "chosen by", "test": "measured on"}
-    said = ", ".join(f"{verb} {drawn[part]} of {parts[part]} rows" for part, verb in verbs.items() if part in drawn)
-    return f"{said[0].upper()}{said[1:]}: the time limit allows no more."
-
-
-def _of_refit(refit: dict[str, Any]) -> str:
-    """The line of the report about models that were trained again."""
-    models = "It was" if refit["of"] == 1 else f"{refit['models']} of the {refit['of']} models were"
-    rows = (
-        f"all {refit['rows']}"
-        if refit["rows"] == refit["of_rows"]
-        else f"at least {refit['rows']} of the {refit['of_rows']}"
-    )
-    return f"{models} trained again on {rows} rows of the training and validation parts."
-
-
-def _of_final(final: dict[str, Any]) -> str:
-    """The line of the report about models that were trained on all rows."""
-    models = "it was" if final["of"] == 1 else f"{final['models']} of the {final['of']} models were"
-    return f"When it was measured, {models} trained again on the test rows, too: on rows until {final['until']}."
-
-
-def _of_trials(details: dict[str, Any]) -> str:
-    """How many models have been tried, and how long."""
-    found = []
-    for family, name in NAMES.items():
-        if family in details:
-            own, rows = details[family], details.get("drawn", {}).get("train", details["rows"]["train"])
-            part = f" on {own['rows']} of the rows" if own["rows"] < rows else ""
-            found.append(f"{len(own['trials'])} of {name}{part} in {own['seconds']:.0f} s")
-    if details["trials"]:
-        found.append(f"{details['trials']} of nets in {details['seconds']['nets']:.0f} s")
-    return ", ".join(found)
-
-
-def _of_trial(trial: dict[str, Any]) -> str:
-    if trial.get("family") == trained.BOOSTING:
-        return f"boosted trees, {json.dumps(trial['params'])}, after {trial['rounds']} rounds"
-    if trial.get("family") == trained.LINEAR:
-        return f"linear model, {json.dumps(trial['params'])}"
-    if trial.get("family") == trained.MLP:
-        return f"perceptron, {json.dumps(trial['params'])}"
-    return (
-        f"net {trial['net']}, {trial['compile_params']}, {trial['fit_params']}, after {trial['iterations']} iterations"
-    )
-
-
-def _of_members(details: dict[str, Any]) -> str:
-    """The lines of the report about an ensemble."""
-    members = details["members"]
-    metric, decision = details["metric"], Decision.read(details)
-    decided = [] if decision is None else decision.described()
-    if len(members) == 1:
-        return "\n".join([f"Chosen: {_of_trial(members[0])}; {metric} {details['value']:.4g} in validation.", *decided])
-    return "\n".join(
-        [
-            f"Chosen: the weighted mean of {len(members)} models, of the best {details['candidates']}; {metric} "
-            f"{details['value']:.4g} in validation, {details['best_alone']:.4g} of the best model alone:",
-            *(f"  {member['weight']:.3g} {_of_trial(member)}" for member in members),
-            *decided,
-        ]
-    )
-
-
-def _line(means: dict[str, Any]) -> str:
-    """The line of the report about the folds; means of targets that are numbers are in standardised units."""
-    return (
-        f"Over {means['number']} folds of the training part: {means['metric']} {means['mean']:.4g} "
-        f"(deviation {means['deviation']:.2g}), loss {means['loss_mean']:.4g} ({means['loss_deviation']:.2g})."
-    )
 
 
 @with_trainer
