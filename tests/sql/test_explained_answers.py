@@ -179,7 +179,8 @@ def test_texts_and_images_are_columns_as_others(shop):
             [i, picture(i * 2), f"a note about the {('fish', 'bread')[i % 2]} of number {i}", [i, 1.5], "ab"[i % 2]],
         )
     shop.run(
-        "SELECT mop_train('shown', 'shown_model', 'y', id => 'id', max_trials => 1, baselines => FALSE, layers => 'small')"
+        "SELECT mop_train('shown', 'shown_model', 'y', id => 'id', max_trials => 1, baselines => FALSE, layers => 'small', "
+        "refit => FALSE, time_limit => '10 s')"
     )
     found = explained(shop, "shown_model", table="shown")
     assert {"picture", "note", "spare"} <= set(found) and found["picture"]["value"].endswith("...")
