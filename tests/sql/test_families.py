@@ -124,9 +124,9 @@ def test_all_that_reads_a_version_reads_its_trees(fields):
 
 
 def test_a_role_that_may_only_ask_is_answered(fields):
-    fields.run("CREATE ROLE asker LOGIN; GRANT mop_user TO asker; GRANT USAGE ON SCHEMA public TO asker")
-    fields.run("SELECT mop_share('grown', 'asker', 'answers'); GRANT SELECT ON fields TO asker")
-    fields.run("SET ROLE asker")
+    fields.run("CREATE ROLE questioner LOGIN; GRANT mop_user TO questioner; GRANT USAGE ON SCHEMA public TO questioner")
+    fields.run("SELECT mop_share('grown', 'questioner', 'answers'); GRANT SELECT ON fields TO questioner")
+    fields.run("SET ROLE questioner")
     try:
         assert len(fields.run("SELECT * FROM mop_predict('grown', source => 'fields')")) == ROWS
     finally:
