@@ -18,6 +18,7 @@ LONG = """
 sql/test_mop_search.py sql/test_train.py engines/test_engines.py client/test_client.py sql/test_training_checks.py
 sql/test_spaces_in_sql.py sql/test_chains.py sql/test_fit_multiple.py equivalence/test_frameworks.py
 sql/test_evaluate_predict.py security/test_attacks.py faults/test_trainer_pool.py faults/test_resume.py
+faults/test_faults.py faults/test_soak_findings.py security/test_shared_training.py client/test_model.py
 sql/test_tables.py sql/test_explain.py upgrade/test_upgrade.py sql/test_families.py living/test_dump.py
 sql/test_metrics.py sql/test_contract.py sql/test_status_line.py
 thorough/training/test_kinds_of_models.py thorough/faults/test_copies.py thorough/engines/test_engines.py
