@@ -24,7 +24,7 @@ from pg_mop.columns import Transform
 from pg_mop.packing import packed_rows
 from pg_mop.packing.packed_table import PackedTable
 
-ENDS_OF_SELECTION = ("", "_summary")  # of the names of the tables of a selection or of packed rows
+ENDS_OF_SELECTION = ("", "_summary")  # of the names of the tables of a selection
 ENDS_OF_MODELS = ("", "_info", "_summary", weights.SUFFIX)
 PARTS, ALL_PARTS = ("train", "valid"), ("train", "valid", "test")  # that are trained on again; that are, at last
 MOST_RUNS = 3  # of nets: those of a run have as many passes
@@ -274,8 +274,8 @@ def _fit(call: Call, steps: Steps, nets: str, packed: str, run: Run) -> None:
 
 
 def relations(db: Database, name: str) -> list[str]:
-    """The names of all tables that training again may make; `name`: of the packed table of all rows."""
-    tables = [db.suffixed(name, end) for end in ENDS_OF_SELECTION]
+    """The names of the tables that training again on the packed table `name` may make."""
+    tables: list[str] = []
     for number in range(1, MOST_RUNS + 1):
         tables += [db.suffixed(name, f"_chosen_{number}{end}") for end in ENDS_OF_SELECTION]
         tables += [db.suffixed(name, f"_refit_{number}{end}") for end in ENDS_OF_MODELS]

@@ -30,7 +30,7 @@ class StepRelations:
         }
         for part in drawn_rows.PARTS:  # steps read the part, or the rows that are drawn of it
             n[f"{part}_view"], n[f"{part}_drawn"] = n[part], db.suffixed(self.prefix, f"_{part}_drawn")
-        self._all = self._listed(dict(n))
+        self._all = self._listed()
 
     def _qualified(self, name: str) -> str:
         """A name with the schema in which the caller creates relations of that name."""
@@ -57,9 +57,9 @@ class StepRelations:
                 sqlstate="55006",
             )
 
-    def _listed(self, n: dict[str, str]) -> list[tuple[str, str]]:
+    def _listed(self) -> list[tuple[str, str]]:
         """(kind, name) of all relations of the steps, in an order in which they can be dropped."""
-        suffixed = self._db.suffixed
+        n, suffixed = self.names, self._db.suffixed
         return [
             *(("VIEW", n[f"{part}_view"]) for part in drawn_rows.PARTS),
             *(("TABLE", name) for name in (n["rows"], *(n[f"{part}_drawn"] for part in drawn_rows.PARTS))),
