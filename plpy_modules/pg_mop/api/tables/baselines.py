@@ -63,7 +63,7 @@ def mop_baselines(
     named = NamedModel.find(db, model, version)
     most = _most_rows(named)
     measured = reports.measure(db, session, named, test, is_taken, most)
-    examples = of_rows(db, named, train, most, measured.labels[: len(measured.labels) - measured.unknown])
+    examples = of_rows(db, named, train, most, measured.known_labels)
     for what, rows, drawn_of in (
         ("trained", len(examples.truth), examples.of),
         ("measured", len(measured.truth), measured.drawn_of),

@@ -52,9 +52,14 @@ class Measured:
     @property
     def absent(self) -> list[str]:
         """The classes that training rows have, and these rows do not."""
-        known = len(self.labels) - self.unknown
-        counts = np.bincount(self.truth, minlength=known) if known else ()
-        return [label for label, count in zip(self.labels[:known], counts) if not count]
+        known = self.known_labels
+        counts = np.bincount(self.truth, minlength=len(known)) if known else ()
+        return [label for label, count in zip(known, counts) if not count]
+
+    @property
+    def known_labels(self) -> list[str]:
+        """The labels of the classes that the model knows."""
+        return self.labels[: len(self.labels) - self.unknown]
 
     def confusion(self) -> np.ndarray:
         """The number of rows [true class, predicted class]."""

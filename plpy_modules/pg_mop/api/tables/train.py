@@ -7,7 +7,6 @@ import functools
 import json
 import math
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from mop_udf.aggregate import Session
@@ -133,7 +132,7 @@ def mop_retrain(
     return Training(db, arguments, version_in_use if warm else None).run(session, version, not automatic)
 
 
-@dataclass
+@dataclasses.dataclass
 class Judged:
     """What was measured of a version: its `metrics`, what its `details` have of it, and what the report says of it."""
 

@@ -99,7 +99,7 @@ def _of_drawn(drawn: dict[str, int], parts: dict[str, int]) -> str:
 
 def _of_refit(refit: dict[str, Any]) -> str:
     """The line of the report about models that were trained again."""
-    models = "It was" if refit["of"] == 1 else f"{refit['models']} of the {refit['of']} models were"
+    models = _of_again(refit, "It was")
     rows = (
         f"all {refit['rows']}"
         if refit["rows"] == refit["of_rows"]
@@ -108,9 +108,14 @@ def _of_refit(refit: dict[str, Any]) -> str:
     return f"{models} trained again on {rows} rows of the training and validation parts."
 
 
+def _of_again(again: dict[str, Any], one: str) -> str:
+    """The subject of a sentence about models that were trained again; `one`: where one model answers."""
+    return one if again["of"] == 1 else f"{again['models']} of the {again['of']} models were"
+
+
 def _of_final(final: dict[str, Any]) -> str:
     """The line of the report about models that were trained on all rows."""
-    models = "it was" if final["of"] == 1 else f"{final['models']} of the {final['of']} models were"
+    models = _of_again(final, "it was")
     return f"When it was measured, {models} trained again on the test rows, too: on rows until {final['until']}."
 
 
