@@ -98,7 +98,7 @@ def flat(weights: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def load_scipy() -> None:
-    """Import what trials need of SciPy. Raises ImportError."""
+    """Import the parts of SciPy that trials use. Raises ImportError."""
     import scipy.optimize  # noqa: F401
     import scipy.sparse  # noqa: F401
 

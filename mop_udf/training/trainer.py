@@ -59,8 +59,10 @@ def _do_without_tensorflow() -> None:
 
 
 def import_own() -> None:
-    """Import the modules of this package that a trainer, or a serving process, needs, and what they import when they train:
-    the first models of a table would wait a second for that."""
+    """Import this package's modules for trainers and serving processes, and the parts of SciPy and LightGBM for training.
+
+    Otherwise each trainer would import these parts, for a second, before its first model of a table.
+    """
     from mop_udf.training import boosting, linear, serving, trainer_server  # noqa: F401
 
     for load in (linear.load_scipy, boosting.imported):

@@ -1,4 +1,4 @@
-"""madlib_keras_fit and what reads its tables; madlib_keras_predict_byom."""
+"""madlib_keras_fit, the functions that read its tables, and madlib_keras_predict_byom."""
 
 import pytest
 

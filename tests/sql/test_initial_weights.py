@@ -50,7 +50,7 @@ def trained(db, data):
 
 @pytest.fixture
 def models(db, trained):
-    """The trained models, as they were, whatever an earlier test has done to them."""
+    """A copy of the trained models, so that no test sees changes of another."""
     db.run("SET pg_mop.seed = 3")
     selection(db, "mst", "arch", THREE)
     for table in TABLES:

@@ -1,4 +1,7 @@
-"""The relations that the steps of mop_train make: their names, the comment by which a later call knows them, and their end."""
+"""The tables and views that the steps of mop_train create: their names, their comments and their removal.
+
+A later call recognizes leftovers by the comment.
+"""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def mop_retrain(
 
 @dataclasses.dataclass
 class Judged:
-    """What was measured of a version: its `metrics`, what its `details` have of it, and what the report says of it."""
+    """The measurement of a version: its `metrics`, keys for its `details`, and sentences for the report (`said`)."""
 
     metrics: dict[str, float]
     details: dict[str, Any]
@@ -370,7 +370,7 @@ class Training:
     ) -> tuple[int, NamedModel, dict[str, Any], bool, list[str]]:
         """Add the version, and measure it: (its number, the model, its details, whether it is in use, what is said of its
         measures). `place`: of the best net; `kept`: what details have of the other families and of training again; `judged`:
-        what was measured of it before it was trained on the test rows, too."""
+        its measurement, if that came before training on the test rows."""
         db, times = self.db, self.times
         if members is None:
             self.made_by = self._call("mop_deploy", [self.name, *place], {})
@@ -411,7 +411,7 @@ class Training:
         metric: Metric,
         use: bool,
     ) -> Judged:
-        """The version with that number on the test part. `use`: it comes into use whatever is measured."""
+        """Measure version `number` on the test part. `use`: the version comes into use in any case."""
         model = NamedModel.find(self.db, self.name, number)
         self.times.begin(time_shares.MEASURE)
         judged = self._measured(session, n, model, members, metric)

@@ -1,4 +1,4 @@
-"""The report of mop_train: what was trained, what it is made of, how good it is, and how to ask it."""
+"""The report of mop_train: the trials, the chosen models, the measures, and SQL for predictions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN = 5  # classes that the report names
 
 
 class Call(Protocol):
-    """What the report needs of the call. It is here so that this module does not import that of the call."""
+    """The members of the call that the report reads. With this class, the module does not import the call's module."""
 
     db: Database
     name: str
@@ -43,7 +43,7 @@ def text(
     said: list[str],
 ) -> str:
     """The report of a call that has made version `number` of its model. `details`: of the version; `chosen`: the trial that
-    answers alone; `switched`: the version is in use; `said`: what is to say of its measures."""
+    answers alone; `switched`: the version is in use; `said`: sentences about its measures."""
     main = metric.name
     lines = [
         f'Version {number} of model "{call.name}" predicts {model.target} ({model.kind})'
@@ -83,7 +83,7 @@ def text(
 
 
 def of_absent(measured: reports.Measured) -> list[str]:
-    """What the report says of classes that the measured rows lack."""
+    """The sentence of the report about classes that training rows have and the measured rows lack."""
     if not (absent := measured.absent):
         return []
     names = ", ".join(absent[:SHOWN]) + ", ..." * (len(absent) > SHOWN)
