@@ -11,7 +11,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,11 @@ BETTER = 1e-4  # share by which a better loss is lower
 ROUNDS = 2000
 SMALL, SMALL_ROUNDS = 1000, 300  # training rows of a small table, and the rounds of its trials
 MOST_LEAVES = 60_000  # of a trial: each session that answers reads their text
-RANDOM = 6  # trials after the first that are drawn at random; later ones vary a good trial
+RANDOM = 6  # trials after the first two that are drawn at random; later ones vary a good trial
 PARENTS, STEP = 3, 0.15  # the best trials that are varied; the deviation of a step, in the unit cube
 MANY, WIDE = 20_000, 100  # rows of a large table; elements of a wide one
+# of the numbers of a column: usual ones, by whether there are MANY rows; and fine ones, for a target that one column decides
+BINS, FINE_BINS = (127, 255), 1023
 CELLS_PER_THREAD = 200_000  # elements: for fewer, threads cost more than they bring
 # packages that LightGBM imports where they are installed
 NOT_USED = ("sklearn", "pandas", "matplotlib", "pyarrow", "dask", "graphviz")
@@ -41,6 +43,10 @@ class Rows:
     inputs: np.ndarray
     targets: np.ndarray
     weights: np.ndarray | None
+
+    def at(self, rows: np.ndarray) -> Rows:
+        """Those of the rows that `rows`, a mask, names."""
+        return Rows(self.inputs[rows], self.targets[rows], None if self.weights is None else self.weights[rows])
 
 
 @dataclass
@@ -105,7 +111,7 @@ def search(
     """The trials, in their order; `text` and `answers` of the best `kept` alone. Raises ImportError without LightGBM.
 
     `codes`: the elements that are category codes; `classes`: 0 for numbers; `objective`: LightGBM's parameters, in place of
-    the usual ones for these. The first trial has good defaults. The search ends
+    the usual ones for these. The first two trials have fixed parameters. The search ends
     at `until` (of time.monotonic, which all processes of a machine share), after `most` trials, or when nothing gets better.
     """
     with warnings.catch_warnings():
@@ -134,6 +140,27 @@ def refit(
         warnings.simplefilter("ignore")
         again = _Search(imported(), rows, None, codes, classes, max(1, threads), seed, objective)
         return [again.text(params, rounds) for params, rounds in models]
+
+
+def answering(
+    train: Rows,
+    others: Rows,
+    codes: list[int],
+    classes: int,
+    threads: int,
+    seed: int,
+    objective: dict[str, Any],
+) -> Callable[[tuple[dict[str, Any], int]], np.ndarray]:
+    """The function that trains a model (parameters, rounds) on `train` and returns its answers for `others`; arguments as of
+    `refit`. Raises ImportError without LightGBM."""
+    searching = _Search(imported(), train, others, codes, classes, max(1, threads), seed, objective)
+
+    def answers(model: tuple[dict[str, Any], int]) -> np.ndarray:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return searching.answers(*model)
+
+    return answers
 
 
 def _search(searching: _Search, valid: Rows, until: float, most: int, kept: int) -> list[Trial]:
@@ -211,33 +238,41 @@ class _Search:
             "seed": seed % (1 << 31),
             "deterministic": True,
             "force_col_wise" if train.inputs.shape[1] > WIDE else "force_row_wise": True,
-            "max_bin": 127 if self._rows < MANY else 255,
             "bagging_freq": 1,
             "feature_pre_filter": False,  # (trials differ in min_data_in_leaf)
             **({"num_class": classes} if classes > 2 else {}),
             **own_objective,
         }
         self._space = _space(self._rows, bool(codes))
-        self._lightgbm = lightgbm
-        self._train = lightgbm.Dataset(
-            train.inputs,
-            train.targets,
-            weight=train.weights,
-            categorical_feature=codes,
-            params=self._fixed,
-            free_raw_data=True,
-        )
-        self._train.construct()
-        if valid is not None:
-            self._valid = valid
-            self._check = self._train.create_valid(valid.inputs, valid.targets, weight=valid.weights).construct()
+        self._lightgbm, self._codes = lightgbm, codes
+        self._given, self._valid = train, valid
+        self._binned: dict[int, tuple[Any, Any]] = {}
+
+    def _datasets(self, bins: int) -> tuple[Any, Any]:
+        """The rows to train on and the validation rows (None: there are none), in so many bins."""
+        if bins not in self._binned:
+            train, valid = self._given, self._valid
+            binned = self._lightgbm.Dataset(
+                train.inputs,
+                train.targets,
+                weight=train.weights,
+                categorical_feature=self._codes,
+                params={**self._fixed, "max_bin": bins},
+                free_raw_data=True,
+            ).construct()
+            check = None
+            if valid is not None:
+                check = binned.create_valid(valid.inputs, valid.targets, weight=valid.weights).construct()
+            self._binned[bins] = binned, check
+        return self._binned[bins]
 
     def next_place(self, trials: list[Trial], seconds: float) -> list[float]:
         """The place of the next trial: the defaults, a random one, or one beside a good one."""
-        if not trials:
-            defaults = _defaults(self._rows)
-            return [one.place(defaults[one.name]) for one in self._space]
-        if len(trials) <= RANDOM:
+        recipes = _defaults(self._rows), {**_defaults(self._rows), **_EXACT}
+        if len(trials) < len(recipes):
+            params = recipes[len(trials)]
+            return [one.place(params[one.name]) for one in self._space]
+        if len(trials) < len(recipes) + RANDOM:
             place = self._random.random(len(self._space)).tolist()
         else:
             best = sorted(trials, key=lambda one: one.loss)[:PARENTS]
@@ -251,11 +286,27 @@ class _Search:
 
     def text(self, params: Mapping[str, Any], rounds: int) -> str:
         """LightGBM's text of a model after so many rounds."""
-        booster = self._lightgbm.Booster({**self._fixed, **params}, self._train)
+        return str(self._trained(params, rounds).model_to_string())
+
+    def answers(self, params: Mapping[str, Any], rounds: int) -> np.ndarray:
+        """What a model after so many rounds answers for the validation rows: probabilities [rows, classes], or numbers [rows,
+        1]."""
+        return self._answers(self._trained(params, rounds), rounds)
+
+    def _trained(self, params: Mapping[str, Any], rounds: int) -> Any:
+        train, _ = self._datasets(params["max_bin"])
+        booster = self._lightgbm.Booster({**self._fixed, **params}, train)
         for _ in range(rounds):
             if booster.update():
                 break
-        return str(booster.model_to_string())
+        return booster
+
+    def _answers(self, booster: Any, rounds: int) -> np.ndarray:
+        assert self._valid is not None
+        outputs = booster.predict(self._valid.inputs, num_iteration=rounds)
+        if self._classes == 2:
+            outputs = np.stack([1 - outputs, outputs], 1)
+        return np.asarray(outputs, "f8").reshape(len(self._valid.inputs), -1)
 
     def train(self, place: list[float], until: float) -> Trial:
         """Train with early stopping, at least one round and not beyond `until`."""
@@ -267,8 +318,9 @@ class _Search:
             1, min(most, MOST_LEAVES // (params["num_leaves"] * max(1, self._classes if self._classes > 2 else 1)))
         )
         patience = min(150, max(20, math.ceil(3 / params["learning_rate"])))
-        booster = self._lightgbm.Booster({**self._fixed, **params}, self._train)
-        booster.add_valid(self._check, "valid")
+        binned, check = self._datasets(params["max_bin"])
+        booster = self._lightgbm.Booster({**self._fixed, **params}, binned)
+        booster.add_valid(check, "valid")
         trial.ended = "all rounds"
         for number in range(1, most + 1):
             is_over = booster.update()
@@ -283,10 +335,7 @@ class _Search:
                 break
         trial.rounds = max(1, trial.rounds)
         trial.text = booster.model_to_string(num_iteration=trial.rounds)
-        outputs = booster.predict(self._valid.inputs, num_iteration=trial.rounds)
-        if self._classes == 2:
-            outputs = np.stack([1 - outputs, outputs], 1)
-        trial.answers = outputs.reshape(len(self._valid.inputs), -1)
+        trial.answers = self._answers(booster, trial.rounds)
         trial.seconds = time.monotonic() - began
         with contextlib.suppress(AttributeError):
             booster.free_dataset()
@@ -308,7 +357,20 @@ def _defaults(rows: int) -> dict[str, Any]:
         "max_cat_to_onehot": 64,
         "cat_smooth": 10.0,
         "min_data_per_group": 20,
+        "max_bin": BINS[rows >= MANY],
     }
+
+
+# the second trial has almost no regularization: a target that one column decides, or a rule, is met exactly
+_EXACT = {
+    "num_leaves": 31,
+    "min_data_in_leaf": 5,
+    "feature_fraction": 1.0,
+    "bagging_fraction": 1.0,
+    "lambda_l2": 0.001,
+    "path_smooth": 0.01,
+    "max_bin": FINE_BINS,
+}
 
 
 def _space(rows: int, has_codes: bool) -> list[_Parameter]:
@@ -319,9 +381,10 @@ def _space(rows: int, has_codes: bool) -> list[_Parameter]:
         _Parameter("min_data_in_leaf", 3, max(10, min(200, rows // 20)), is_whole=True),
         _Parameter("feature_fraction", 0.3, 1.0, is_log=False),
         _Parameter("bagging_fraction", 0.5, 1.0, is_log=False),
-        _Parameter("lambda_l2", 0.01, 100.0),
+        _Parameter("lambda_l2", 0.001, 100.0),
         _Parameter("path_smooth", 0.01, 30.0),
         _Parameter("extra_trees", 0, 1, choices=(False, True)),
+        _Parameter("max_bin", 0, 1, choices=(BINS[rows >= MANY], FINE_BINS)),
     ]
     if has_codes:
         space += [

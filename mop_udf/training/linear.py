@@ -33,6 +33,11 @@ class Rows:
     targets: np.ndarray
     weights: np.ndarray | None
 
+    def at(self, rows: np.ndarray) -> Rows:
+        """Those of the rows that `rows`, a mask, names."""
+        weights = None if self.weights is None else self.weights[rows]
+        return Rows(self.elements[rows], [array[rows] for array in self.codes], self.targets[rows], weights)
+
 
 @dataclass(frozen=True)
 class Codes:
