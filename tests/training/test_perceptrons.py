@@ -137,3 +137,10 @@ def test_without_time_there_is_a_model():
     assert len(linear.search(train, valid, INPUTS, None, 2, 0.0, 2)) > 1  # (the first penalty is the strongest)
     found = perceptrons.search(train, valid, INPUTS, [4, 4], None, 2, 0.0, 3, 1, 1)
     assert found[0].passes >= 1 and found[0].answers is not None or len(found) > 1
+
+
+def test_a_linear_model_without_time_answers_with_the_shares_of_the_classes():
+    train, _ = parts(3)
+    model = linear._Model(train, INPUTS, PIECES, 3)
+    answers, _ = model.answers(model.fitted(1.0, 0.0, None))
+    assert np.allclose(answers, np.bincount(train.targets.astype(int)) / len(train.targets))
