@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from mop_udf.training.number_losses import LEAST_WIDTH, SQUARES, NumberLoss
+
 ALPHAS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # strong penalties first
 VAIN = 2  # models after the best one of a design, which end its search
 ITERATIONS = 150  # of a model
 LEAST_SECONDS = 0.5  # after SciPy is imported: the first penalties alone are too strong
 CHUNK = 1 << 20  # outputs that are computed at a time: those of many classes and of all rows are gigabytes
+WIDTHS = (0.5, 0.05)  # of the smoothed corner of a pinball loss, in mean errors of the weights before
 PLAIN, PIECES = "plain", "pieces"  # designs: the elements, and with them the pieces of numbers
 
 
@@ -115,18 +118,26 @@ def load_scipy() -> None:
 
 
 def search(
-    train: Rows, valid: Rows, codes: Sequence[Codes], pieces: Pieces | None, classes: int, until: float, kept: int
+    train: Rows,
+    valid: Rows,
+    codes: Sequence[Codes],
+    pieces: Pieces | None,
+    classes: int,
+    until: float,
+    kept: int,
+    loss: NumberLoss = SQUARES,
 ) -> list[Trial]:
     """The trials, in their order; `weights` and `answers` of the best `kept` alone. Raises ImportError without SciPy.
 
-    `classes`: 0 for numbers. At `until` (of time.monotonic) the search ends, after LEAST_SECONDS at least.
+    `classes`: 0 for numbers, which are trained by `loss`. The search ends at `until` (of time.monotonic), but not before
+    LEAST_SECONDS.
     """
     load_scipy()  # (it takes a second, which no trial has taken)
     until = max(until, time.monotonic() + LEAST_SECONDS)
     trials: list[Trial] = []
     for design in (PLAIN, PIECES) if pieces is not None else (PLAIN,):
         own = pieces if design == PIECES else None
-        model, check = _Model(train, codes, own, classes), _Model(valid, codes, own, classes, train)
+        model, check = _Model(train, codes, own, classes, loss), _Model(valid, codes, own, classes, loss, train)
         start, best, vain = None, math.inf, 0
         for alpha in ALPHAS:
             if trials and time.monotonic() > until:
@@ -147,11 +158,16 @@ def search(
 
 
 def refit(
-    rows: Rows, codes: Sequence[Codes], pieces: Pieces | None, classes: int, models: Sequence[tuple[str, float]]
+    rows: Rows,
+    codes: Sequence[Codes],
+    pieces: Pieces | None,
+    classes: int,
+    models: Sequence[tuple[str, float]],
+    loss: NumberLoss = SQUARES,
 ) -> list[list[np.ndarray]]:
     """The weights of models with these designs and penalties, trained on `rows`. Raises ImportError without SciPy."""
     return [
-        (model := _Model(rows, codes, pieces if design == PIECES else None, classes)).weights(
+        (model := _Model(rows, codes, pieces if design == PIECES else None, classes, loss)).weights(
             model.fitted(alpha, math.inf, None)
         )
         for design, alpha in models
@@ -162,7 +178,13 @@ class _Model:
     """The losses and gradients of a linear model on some rows."""
 
     def __init__(
-        self, rows: Rows, codes: Sequence[Codes], pieces: Pieces | None, classes: int, trained: Rows | None = None
+        self,
+        rows: Rows,
+        codes: Sequence[Codes],
+        pieces: Pieces | None,
+        classes: int,
+        loss: NumberLoss = SQUARES,
+        trained: Rows | None = None,
     ) -> None:
         """`trained`: the rows that a model was trained on, where others are `rows`."""
         from scipy import sparse
@@ -175,6 +197,7 @@ class _Model:
             _incidence(sparse, own, array) * sparse.diags(scale)
             for own, array, scale in zip(codes, rows.codes, self._scales)
         ]
+        self._loss, self._width = loss, 0.0
         self._classes, self._outputs = classes, 1 if classes <= 2 else classes
         self._targets = rows.targets.astype(int) if classes else rows.targets
         weights = np.ones(len(rows.targets)) if rows.weights is None else rows.weights
@@ -186,9 +209,20 @@ class _Model:
 
     def fitted(self, alpha: float, until: float, start: np.ndarray | None) -> np.ndarray:
         """The weights, flat, with a penalty; training begins with `start`. At `until` it ends with the best weights so far."""
+        best = self._first() if start is None else start
+        if self._classes or self._loss.share is None:
+            return self._minimised(best, alpha, until)
+        for width in WIDTHS if start is None else WIDTHS[-1:]:
+            self._width = max(LEAST_WIDTH, width * float(np.abs(self._missing(best)).mean()))
+            best = self._minimised(best, alpha, until)
+        best[-1] += self._loss.constant(self._missing(best), self._weights)
+        self._width = 0.0
+        return best
+
+    def _minimised(self, best: np.ndarray, alpha: float, until: float) -> np.ndarray:
         from scipy.optimize import minimize
 
-        best, least = self._first() if start is None else start, math.inf
+        least = math.inf
 
         def loss_and_gradient(weights: np.ndarray) -> tuple[float, np.ndarray]:
             nonlocal best, least
@@ -201,6 +235,11 @@ class _Model:
         with contextlib.suppress(_Over):
             minimize(loss_and_gradient, best, method="L-BFGS-B", jac=True, options=options)
         return best
+
+    def _missing(self, flat: np.ndarray) -> np.ndarray:
+        """Numbers minus the answers."""
+        parts = self._parts(flat)
+        return np.concatenate([self._targets[own.rows] - self._outputs_of(parts, own)[:, 0] for own in self._chunks])
 
     def answers(self, flat: np.ndarray) -> tuple[np.ndarray, float]:
         """(probabilities [rows, classes] or numbers [rows, 1], their mean loss)."""
@@ -238,7 +277,7 @@ class _Model:
             logs = np.log(np.maximum(shares, 1 / (1 + self._total)))
             flat[-self._outputs :] = logs[1] - logs[0] if self._classes == 2 else logs
         else:
-            flat[-1] = self._targets @ self._weights / self._total
+            flat[-1] = self._loss.constant(self._targets, self._weights)
         return flat
 
     def _outputs_of(self, parts: list[np.ndarray], chunk: _Chunk) -> np.ndarray:
@@ -264,9 +303,9 @@ class _Model:
             slopes /= sums
             slopes[places, targets] -= 1
         else:
-            slopes = outputs - targets[:, None]
-            losses = slopes[:, 0] ** 2
-            slopes = 2 * slopes
+            missing = targets - outputs[:, 0]
+            losses, slopes = (made(missing, self._width) for made in (self._loss.values, self._loss.slopes))
+            slopes = slopes[:, None]
         slopes *= weights[:, None]
         return float(losses @ weights), slopes
 
