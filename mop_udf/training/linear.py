@@ -8,6 +8,7 @@ with the weights of the model with the next stronger penalty.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from mop_udf.training.number_losses import LEAST_WIDTH, SQUARES, NumberLoss
+
 ALPHAS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # strong penalties first
 VAIN = 2  # models after the best one of a design, which end its search
 ITERATIONS = 150  # of a model
 LEAST_SECONDS = 0.5  # after SciPy is imported: the first penalties alone are too strong
+CHUNK = 1 << 20  # outputs that are computed at a time: those of many classes and of all rows are gigabytes
+WIDTHS = (0.5, 0.05)  # of the smoothed corner of a pinball loss, in mean errors of the weights before
 PLAIN, PIECES = "plain", "pieces"  # designs: the elements, and with them the pieces of numbers
 
 
@@ -83,6 +88,15 @@ class _Over(Exception):
     """The time is over."""
 
 
+@dataclass(frozen=True)
+class _Chunk:
+    """The elements of some `rows`, and of each array of codes [rows, codes]: how often a row has a code (sparse)."""
+
+    x: np.ndarray
+    matrices: list[Any]
+    rows: slice
+
+
 def rows_of(shapes: Sequence[Sequence[int]], is_weighted: bool, payloads: Iterator[Any]) -> Rows:
     """The rows of a request, from its next payloads. `shapes`: of the elements, and of each array of codes."""
     arrays = [np.frombuffer(next(payloads), "<f4").reshape(shape) for shape in shapes]
@@ -109,18 +123,26 @@ def load_scipy() -> None:
 
 
 def search(
-    train: Rows, valid: Rows, codes: Sequence[Codes], pieces: Pieces | None, classes: int, until: float, kept: int
+    train: Rows,
+    valid: Rows,
+    codes: Sequence[Codes],
+    pieces: Pieces | None,
+    classes: int,
+    until: float,
+    kept: int,
+    loss: NumberLoss = SQUARES,
 ) -> list[Trial]:
     """The trials, in their order; `weights` and `answers` of the best `kept` alone. Raises ImportError without SciPy.
 
-    `classes`: 0 for numbers. At `until` (of time.monotonic) the search ends, after LEAST_SECONDS at least.
+    `classes`: 0 for numbers, which are trained by `loss`. The search ends at `until` (of time.monotonic), but not before
+    LEAST_SECONDS.
     """
     load_scipy()  # (it takes a second, which no trial has taken)
     until = max(until, time.monotonic() + LEAST_SECONDS)
     trials: list[Trial] = []
     for design in (PLAIN, PIECES) if pieces is not None else (PLAIN,):
         own = pieces if design == PIECES else None
-        model, check = _Model(train, codes, own, classes), _Model(valid, codes, own, classes, train)
+        model, check = _Model(train, codes, own, classes, loss), _Model(valid, codes, own, classes, loss, train)
         start, best, vain = None, math.inf, 0
         for alpha in ALPHAS:
             if trials and time.monotonic() > until:
@@ -141,11 +163,16 @@ def search(
 
 
 def refit(
-    rows: Rows, codes: Sequence[Codes], pieces: Pieces | None, classes: int, models: Sequence[tuple[str, float]]
+    rows: Rows,
+    codes: Sequence[Codes],
+    pieces: Pieces | None,
+    classes: int,
+    models: Sequence[tuple[str, float]],
+    loss: NumberLoss = SQUARES,
 ) -> list[list[np.ndarray]]:
     """The weights of models with these designs and penalties, trained on `rows`. Raises ImportError without SciPy."""
     return [
-        (model := _Model(rows, codes, pieces if design == PIECES else None, classes)).weights(
+        (model := _Model(rows, codes, pieces if design == PIECES else None, classes, loss)).weights(
             model.fitted(alpha, math.inf, None)
         )
         for design, alpha in models
@@ -156,56 +183,83 @@ class _Model:
     """The losses and gradients of a linear model on some rows."""
 
     def __init__(
-        self, rows: Rows, codes: Sequence[Codes], pieces: Pieces | None, classes: int, trained: Rows | None = None
+        self,
+        rows: Rows,
+        codes: Sequence[Codes],
+        pieces: Pieces | None,
+        classes: int,
+        loss: NumberLoss = SQUARES,
+        trained: Rows | None = None,
     ) -> None:
         """`trained`: the rows that a model was trained on, where others are `rows`."""
         from scipy import sparse
 
         parts = [rows.elements] if pieces is None else [rows.elements, pieces.of(rows.elements)]
-        self._x = np.concatenate(parts, 1).astype("f8" if rows.elements.size < 4_000_000 else "f4")
+        x = np.concatenate(parts, 1).astype("f8" if rows.elements.size < 4_000_000 else "f4")
+        width = x.shape[1]
         self._scales = _scales(sparse, codes, (trained or rows).codes)
-        self._sparse = [
+        matrices = [
             _incidence(sparse, own, array) * sparse.diags(scale)
             for own, array, scale in zip(codes, rows.codes, self._scales)
         ]
+        self._loss, self._width = loss, 0.0
         self._classes, self._outputs = classes, 1 if classes <= 2 else classes
         self._targets = rows.targets.astype(int) if classes else rows.targets
         weights = np.ones(len(rows.targets)) if rows.weights is None else rows.weights
         self._weights, self._total = weights, float(weights.sum())
-        self._sizes = [*(own.count for own in codes), self._x.shape[1], 1]
+        count = max(1, CHUNK // self._outputs)
+        parts_of = (slice(first, first + count) for first in range(0, len(x), count))
+        self._chunks = [_Chunk(x[own], [matrix[own] for matrix in matrices], own) for own in parts_of]
+        self._sizes = [*(own.count for own in codes), width, 1]
 
     def fitted(self, alpha: float, until: float, start: np.ndarray | None) -> np.ndarray:
-        """The weights, flat, with a penalty; training begins with `start`."""
+        """The weights, flat, with a penalty; training begins with `start`. At `until` it ends with the best weights so far."""
+        best = self._first() if start is None else start
+        if self._classes or self._loss.share is None:
+            return self._minimised(best, alpha, until)
+        for width in WIDTHS if start is None else WIDTHS[-1:]:
+            self._width = max(LEAST_WIDTH, width * float(np.abs(self._missing(best)).mean()))
+            best = self._minimised(best, alpha, until)
+        best[-1] += self._loss.constant(self._missing(best), self._weights)
+        self._width = 0.0
+        return best
+
+    def _minimised(self, best: np.ndarray, alpha: float, until: float) -> np.ndarray:
         from scipy.optimize import minimize
 
-        latest = np.zeros(sum(self._sizes) * self._outputs) if start is None else start
+        least = math.inf
 
-        def note(weights: np.ndarray) -> None:
-            nonlocal latest
-            latest = weights.copy()
-            if time.monotonic() > until:
-                raise _Over
+        def loss_and_gradient(weights: np.ndarray) -> tuple[float, np.ndarray]:
+            nonlocal best, least
+            loss, gradient = self._loss_and_gradient(weights, alpha, until)
+            if loss < least:
+                best, least = weights.copy(), loss
+            return loss, gradient
 
         options = {"maxiter": ITERATIONS, "maxcor": 20, "ftol": 1e-9, "gtol": 1e-7}
-        try:
-            found = minimize(
-                self._loss_and_gradient, latest, (alpha,), "L-BFGS-B", jac=True, callback=note, options=options
-            )
-        except _Over:
-            return latest
-        return np.asarray(found.x)
+        with contextlib.suppress(_Over):
+            minimize(loss_and_gradient, best, method="L-BFGS-B", jac=True, options=options)
+        return best
+
+    def _missing(self, flat: np.ndarray) -> np.ndarray:
+        """Numbers minus the answers."""
+        parts = self._parts(flat)
+        return np.concatenate([self._targets[own.rows] - self._outputs_of(parts, own)[:, 0] for own in self._chunks])
 
     def answers(self, flat: np.ndarray) -> tuple[np.ndarray, float]:
         """(probabilities [rows, classes] or numbers [rows, 1], their mean loss)."""
-        outputs = self._outputs_of(self._parts(flat))
-        losses, _ = self._losses(outputs)
-        if self._classes == 2:
-            chance = 1 / (1 + np.exp(-outputs))
-            return np.concatenate([1 - chance, chance], 1), float(losses)
-        if self._classes:
-            chances = np.exp(outputs - outputs.max(1, keepdims=True))
-            return chances / chances.sum(1, keepdims=True), float(losses)
-        return outputs, float(losses)
+        parts, found, loss = self._parts(flat), list[np.ndarray](), 0.0
+        for chunk in self._chunks:
+            outputs = self._outputs_of(parts, chunk)
+            loss += self._losses(outputs, chunk.rows)[0]
+            if self._classes == 2:
+                chance = 1 / (1 + np.exp(-outputs))
+                outputs = np.concatenate([1 - chance, chance], 1)
+            elif self._classes:
+                outputs = np.exp(outputs - outputs.max(1, keepdims=True))
+                outputs /= outputs.sum(1, keepdims=True)
+            found.append(outputs)
+        return np.concatenate(found), loss
 
     def weights(self, flat: np.ndarray) -> list[np.ndarray]:
         """The weights as those of a layer with an output for each class, or with one output."""
@@ -220,38 +274,59 @@ class _Model:
         ends = np.cumsum(self._sizes)[:-1]
         return np.split(flat.reshape(-1, self._outputs), ends)
 
-    def _outputs_of(self, parts: list[np.ndarray]) -> np.ndarray:
+    def _first(self) -> np.ndarray:
+        """The weights of the best constant answer."""
+        flat = np.zeros(sum(self._sizes) * self._outputs)
+        if self._classes:
+            shares = np.bincount(self._targets, self._weights, self._classes) / self._total
+            logs = np.log(np.maximum(shares, 1 / (1 + self._total)))
+            flat[-self._outputs :] = logs[1] - logs[0] if self._classes == 2 else logs
+        else:
+            flat[-1] = self._loss.constant(self._targets, self._weights)
+        return flat
+
+    def _outputs_of(self, parts: list[np.ndarray], chunk: _Chunk) -> np.ndarray:
         *tables, elements, bias = parts
-        outputs = self._x @ elements.astype(self._x.dtype) + bias
-        for matrix, table in zip(self._sparse, tables):
+        outputs = chunk.x @ elements.astype(chunk.x.dtype) + bias
+        for matrix, table in zip(chunk.matrices, tables):
             outputs = outputs + matrix @ table
         return np.asarray(outputs, "f8")
 
-    def _losses(self, outputs: np.ndarray) -> tuple[float, np.ndarray]:
-        """(the weighted mean loss, its derivatives [rows, outputs])."""
-        rows = np.arange(len(outputs))
+    def _losses(self, outputs: np.ndarray, rows: slice) -> tuple[float, np.ndarray]:
+        """(the part of these rows in the weighted mean loss, its derivatives [rows, outputs])."""
+        targets, weights = self._targets[rows], self._weights[rows] / self._total
         if self._classes == 2:
-            z, truth = outputs[:, 0], self._targets
-            losses = np.logaddexp(0, z) - truth * z
-            slopes = (1 / (1 + np.exp(-np.clip(z, -500, 500))) - truth)[:, None]
+            z = outputs[:, 0]
+            losses = np.logaddexp(0, z) - targets * z
+            slopes = (1 / (1 + np.exp(-np.clip(z, -500, 500))) - targets)[:, None]
         elif self._classes:
+            places = np.arange(len(outputs))
             shifted = outputs - outputs.max(1, keepdims=True)
             slopes = np.exp(shifted)
             sums = slopes.sum(1, keepdims=True)
-            losses = np.log(sums[:, 0]) - shifted[rows, self._targets]
+            losses = np.log(sums[:, 0]) - shifted[places, targets]
             slopes /= sums
-            slopes[rows, self._targets] -= 1
+            slopes[places, targets] -= 1
         else:
-            slopes = outputs - self._targets[:, None]
-            losses = slopes[:, 0] ** 2
-            slopes = 2 * slopes
-        return float(losses @ self._weights / self._total), slopes * (self._weights / self._total)[:, None]
+            missing = targets - outputs[:, 0]
+            losses, slopes = (made(missing, self._width) for made in (self._loss.values, self._loss.slopes))
+            slopes = slopes[:, None]
+        slopes *= weights[:, None]
+        return float(losses @ weights), slopes
 
-    def _loss_and_gradient(self, flat: np.ndarray, alpha: float) -> tuple[float, np.ndarray]:
-        parts = self._parts(flat)
-        loss, slopes = self._losses(self._outputs_of(parts))
-        gradients = [matrix.T @ slopes for matrix in self._sparse]
-        gradients += [np.asarray(self._x.T @ slopes.astype(self._x.dtype), "f8"), slopes.sum(0, keepdims=True)]
+    def _loss_and_gradient(self, flat: np.ndarray, alpha: float, until: float) -> tuple[float, np.ndarray]:
+        """Raises _Over at `until`."""
+        parts, loss = self._parts(flat), 0.0
+        gradients = [np.zeros_like(part) for part in parts]
+        for chunk in self._chunks:
+            if time.monotonic() > until:
+                raise _Over
+            own, slopes = self._losses(self._outputs_of(parts, chunk), chunk.rows)
+            loss += own
+            for gradient, matrix in zip(gradients, chunk.matrices):
+                gradient += matrix.T @ slopes
+            gradients[-2] += chunk.x.T @ slopes.astype(chunk.x.dtype)
+            gradients[-1] += slopes.sum(0, keepdims=True)
         share = alpha / self._total
         for part, gradient in zip(parts[:-1], gradients):
             loss += share / 2 * float((part**2).sum())

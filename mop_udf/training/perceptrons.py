@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mop_udf.training.linear import Codes, Pieces, Rows
+from mop_udf.training.number_losses import SQUARES, NumberLoss
 
 # of AdamW; the second as RealMLP has it (Holzmueller et al. 2024, "Better by Default", table A.1)
 BETAS, EPSILON = (0.9, 0.95), 1e-8
@@ -86,16 +87,17 @@ def search(
     most: int,
     seed: int,
     kept: int,
+    loss: NumberLoss = SQUARES,
 ) -> list[Trial]:
     """The trials, in their order; `weights` and `answers` of the best `kept` alone.
 
-    `dimensions`: of the table of each array of codes; `classes`: 0 for numbers. The search ends at `until` (of time.monotonic)
-    or after `most` trials.
+    `dimensions`: of the table of each array of codes; `classes`: 0 for numbers, which are trained by `loss`. The search
+    ends at `until` (of time.monotonic) or after `most` trials.
     """
     until = max(until, time.monotonic() + LEAST_SECONDS)
     seconds, random = until - time.monotonic(), np.random.default_rng(seed)
     data = {
-        own: _Data(train, valid, codes, dimensions, pieces if own else None, classes)
+        own: _Data(train, valid, codes, dimensions, pieces if own else None, classes, loss)
         for own in ((False, True) if pieces is not None else (False,))
     }
     rows, is_classes = len(train.targets), bool(classes)
@@ -178,7 +180,7 @@ def trained(data: _Data, recipe: Recipe, until: float, seed: int) -> Trial:
             break
         trial.passes = number
     trial.answers, trial.weights = net.answers(data.valid_x, data.valid_codes), net.copied()
-    trial.loss = _mean_loss(trial.answers, data.valid, data.classes)
+    trial.loss = _mean_loss(trial.answers, data.valid, data)
     trial.seconds = time.monotonic() - began
     return trial
 
@@ -191,12 +193,13 @@ def refit(
     classes: int,
     models: Sequence[tuple[Recipe, int]],
     seed: int,
+    loss: NumberLoss = SQUARES,
 ) -> list[list[np.ndarray]]:
     """The weights of models (recipe, passes), trained on `rows`."""
     found, data = [], dict[bool, _Data]()
     for recipe, passes in models:
         if recipe.pieces not in data:
-            data[recipe.pieces] = _Data(rows, None, codes, dimensions, pieces if recipe.pieces else None, classes)
+            data[recipe.pieces] = _Data(rows, None, codes, dimensions, pieces if recipe.pieces else None, classes, loss)
         net = _Net(data[recipe.pieces], recipe, seed)
         for number in range(1, passes + 1):
             net.train_pass(number, math.inf)
@@ -215,8 +218,9 @@ class _Data:
         dimensions: Sequence[int],
         pieces: Pieces | None,
         classes: int,
+        loss: NumberLoss = SQUARES,
     ) -> None:
-        self.codes, self.dimensions, self.classes = codes, dimensions, classes
+        self.codes, self.dimensions, self.classes, self.loss = codes, dimensions, classes, loss
         self.rows = len(train.targets)
         self.x, self.train_codes = self._inputs(train, pieces)
         self.truth = self._truth(train)
@@ -261,9 +265,11 @@ class _Net:
         for part, decay in zip(self._parts[tables:-2:2], decays[tables:-2:2]):
             part[:] = self._random.normal(0, math.sqrt(gain / part.shape[0]), part.shape)
             decay[:] = recipe.decay
-        decays[-2][:] = recipe.decay  # (the last layer begins with 0: the first answer is the mean of the targets)
-        mean = np.average(data.truth, 0, data.weights)
-        self._parts[-1][:] = np.log(np.maximum(mean, 1e-4)) if data.classes else mean
+        decays[-2][:] = recipe.decay  # (the last layer begins with 0: the first answer is the best constant)
+        if data.classes:
+            self._parts[-1][:] = np.log(np.maximum(np.average(data.truth, 0, data.weights), 1e-4))
+        else:
+            self._parts[-1][:] = data.loss.constant(data.truth[:, 0], data.weights)
         self._step = 0
 
     def copied(self) -> list[np.ndarray]:
@@ -330,7 +336,7 @@ class _Net:
                 truth = truth * np.float32(1 - recipe.smoothing) + np.float32(recipe.smoothing / data.classes)
             slope -= truth
         else:
-            slope = outputs - truth
+            slope = data.loss.slopes(truth - outputs).astype("f4")
         if data.weights is not None:
             slope *= data.weights[rows][:, None]
         slope *= np.float32(1 / len(rows))
@@ -406,12 +412,12 @@ class _Net:
         return np.concatenate(found)
 
 
-def _mean_loss(answers: np.ndarray, rows: Rows, classes: int) -> float:
-    """The weighted mean loss: cross-entropy of probabilities [rows, classes], or squared error of numbers [rows, 1]."""
-    if classes:
+def _mean_loss(answers: np.ndarray, rows: Rows, data: _Data) -> float:
+    """The weighted mean loss: cross-entropy of probabilities [rows, classes], or that of numbers [rows, 1]."""
+    if data.classes:
         losses = -np.log(np.maximum(answers[np.arange(len(answers)), rows.targets.astype(int)], 1e-7))
     else:
-        losses = (answers[:, 0] - rows.targets) ** 2
+        losses = data.loss.values(rows.targets - answers[:, 0])
     return float(np.average(losses, weights=rows.weights))
 
 

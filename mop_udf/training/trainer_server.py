@@ -335,11 +335,13 @@ class TrainerServer:
         """Answer with the trials of models that are trained whole, and with the weights and the answers of the best."""
         try:
             from mop_udf.training import linear
+            from mop_udf.training.number_losses import NumberLoss
 
             given = iter(payloads)
             train, valid = (linear.rows_of(shapes, weighted, given) for shapes, weighted in header["rows"])
             codes, pieces = linear.read_design(header)
             limits = {name: header[name] for name in ("classes", "until", "kept")}
+            limits["loss"] = NumberLoss(*header["loss"])
             trials = search(train=train, valid=valid, codes=codes, pieces=pieces, **limits)
             self._send_trials(trials, lambda one: linear.flat(one.weights))
         except ImportError as error:
@@ -361,15 +363,17 @@ class TrainerServer:
             ((shapes, is_weighted),) = header["rows"]
             if header["family"] in ("linear", "mlp"):
                 from mop_udf.training import linear, perceptrons
+                from mop_udf.training.number_losses import NumberLoss
 
+                loss = NumberLoss(*header["loss"])
                 rows, (codes, pieces) = linear.rows_of(shapes, is_weighted, given), linear.read_design(header)
                 if header["family"] == "linear":
                     models = [tuple(own) for own in header["models"]]
-                    found = linear.refit(rows, codes, pieces, classes, models)
+                    found = linear.refit(rows, codes, pieces, classes, models, loss)
                 else:
                     recipes = [(perceptrons.Recipe.read(params), passes) for params, passes in header["models"]]
                     dimensions, seed = header["dimensions"], header["seed"]
-                    found = perceptrons.refit(rows, codes, dimensions, pieces, classes, recipes, seed)
+                    found = perceptrons.refit(rows, codes, dimensions, pieces, classes, recipes, seed, loss)
                 self.channel.send({}, *map(linear.flat, found))
             else:
                 from mop_udf.training import boosting

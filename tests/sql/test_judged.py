@@ -108,12 +108,14 @@ def test_the_statement_of_a_balanced_call_without_nets_balances(claims):
     assert len(own["decision"]["factors"]) == 2 and other["decision"] == own["decision"]
 
 
-@pytest.mark.parametrize("families", ["nets", "boosting, linear"])
+@pytest.mark.parametrize("families", ["nets", "boosting", "linear, mlp"])
 def test_a_quantile_is_what_is_predicted(claims, families):
     if families != "nets":
         pytest.importorskip("lightgbm")
     name = f"dear_by_{families.partition(',')[0]}"
-    report = claims.value(TRAIN.format(name, "cost", "fraud", f", metric => 'quantile:0.9', families => '{families}'"))
+    more = f", metric => 'quantile:0.9', families => '{families}'"
+    more += """, transform => '{"cost": "log"}'""" * (families == "linear, mlp")
+    report = claims.value(TRAIN.format(name, "cost", "fraud", more))
     assert "pg_mop: quantile:0.9 " in report
     share = claims.value(f"SELECT avg((cost <= prediction::float8)::int) FROM claims c, mop_predict('{name}', c) p")
     if families == "nets":  # (of few passes)

@@ -8,6 +8,7 @@ import pytest
 from mop_udf.architecture.architecture import check
 from mop_udf.training import linear, perceptrons
 from mop_udf.training.linear import Codes, Pieces, Rows
+from mop_udf.training.number_losses import SQUARES, NumberLoss
 from pg_mop.inference import forward
 from pg_mop.plan import nets
 
@@ -63,6 +64,40 @@ def test_they_learn_what_the_targets_depend_on(classes):
     assert sum(one.answers is not None for one in trials) == 3 and all(
         one.passes == one.recipe.passes for one in trials
     )
+
+
+def test_a_quantile_is_trained_and_not_the_mean():
+    """Noise with a long tail, which grows with a column: the mean is far from most quantiles."""
+    random = np.random.default_rng(1)
+    x = random.normal(size=(3000, 3)).astype("f4")
+    y = x[:, 1] + np.exp(0.5 * x[:, 0]) * random.exponential(1, 3000)
+    train, valid = (Rows(x[part], [], y[part], None) for part in (slice(2000), slice(2000, None)))
+    until, answers = time.monotonic() + LONG, {}
+    for share in (0.1, 0.9):
+        for loss in (NumberLoss(share), SQUARES):
+            straight = linear.search(train, valid, [], None, 0, until, 1, loss)
+            trials = perceptrons.search(train, valid, [], [], None, 0, until, 2, 1, 1, loss)
+            for family, found in enumerate((straight, trials)):
+                (best,) = (one.answers[:, 0] for one in found if one.answers is not None)
+                answers[family, share, loss] = best
+                if loss != SQUARES:
+                    assert min(one.loss for one in found) == pytest.approx(loss.values(valid.targets - best).mean())
+    for family in (0, 1):
+        for share in (0.1, 0.9):
+            loss = NumberLoss(share)
+            own, squares = (loss.values(valid.targets - answers[family, share, by]).mean() for by in (loss, SQUARES))
+            assert own < 0.8 * squares
+
+
+@pytest.mark.parametrize("loss", [NumberLoss(0.9), NumberLoss(0.5, 2.0), SQUARES])
+def test_slopes_of_numbers_are_those_of_their_loss(loss):
+    missing, width, step = np.linspace(-3, 3, 13) + 0.01, 0.3, 1e-5
+    for own in (width, 0.0):
+        numeric = (loss.values(missing - step, own) - loss.values(missing + step, own)) / (2 * step)
+        assert np.allclose(loss.slopes(missing, own), numeric, atol=1e-4)
+    values, weights = RANDOM.exponential(1, 101), RANDOM.uniform(0.1, 1, 101)
+    losses = [float(loss.values(values - at) @ weights) for at in (loss.constant(values, weights), *values)]
+    assert losses[0] <= min(losses) + 1e-9
 
 
 def test_slopes_are_those_of_the_loss():
@@ -137,3 +172,10 @@ def test_without_time_there_is_a_model():
     assert len(linear.search(train, valid, INPUTS, None, 2, 0.0, 2)) > 1  # (the first penalty is the strongest)
     found = perceptrons.search(train, valid, INPUTS, [4, 4], None, 2, 0.0, 3, 1, 1)
     assert found[0].passes >= 1 and found[0].answers is not None or len(found) > 1
+
+
+def test_a_linear_model_without_time_answers_with_the_shares_of_the_classes():
+    train, _ = parts(3)
+    model = linear._Model(train, INPUTS, PIECES, 3)
+    answers, _ = model.answers(model.fitted(1.0, 0.0, None))
+    assert np.allclose(answers, np.bincount(train.targets.astype(int)) / len(train.targets))

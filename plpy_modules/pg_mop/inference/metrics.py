@@ -109,6 +109,12 @@ class Metric:
         return "mae" if self.name == "mae" else "mse"
 
     @property
+    def number_loss(self) -> tuple[float | None, float]:
+        """(share, scale) of the loss (mop_udf/training/number_losses.py) that linear models and perceptrons are trained with
+        where the target has numbers."""
+        return (0.5, 2.0) if self.name == "mae" else (self.share, 1.0)
+
+    @property
     def objective(self) -> dict[str, object]:
         """LightGBM's parameters that trees are trained with where the target has numbers; none: its own for these rows."""
         if self.share is not None:

@@ -18,6 +18,7 @@ from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.columns import OneHot, TargetNumber, Transform
+from pg_mop.inference.metrics import Metric
 from pg_mop.packing import packed_rows
 from pg_mop.packing.packed_table import PackedTable
 from pg_mop.plan import nets
@@ -174,13 +175,15 @@ def search(
     packed_text: str | None,
     valid: Target,
     is_balanced: bool,
+    metric: Metric,
     seconds: float,
     cells_per_second: int,
     request: dict[str, Any],
     info_of: Callable[[dict[str, Any]], dict[str, Any]],
     net_of: Callable[[DenseInputs, dict[str, Any], bytes], tuple[str, bytes]],
 ) -> Trained:
-    """The trials of a family on a packed table, for so many seconds; `valid`: the rows that judge. `request`: what the family's
+    """The trials of a family on a packed table, for so many seconds; `valid`: the rows that judge; `metric`: for which
+    numbers are trained. `request`: what the family's
     request has besides the rows; `info_of`, `net_of`: what a version keeps of a trial, and its net. Raises MopError."""
     began = time.monotonic()
     check_installed(request["op"])
@@ -202,7 +205,7 @@ def search(
     if training.truth.shape[1] != valid.truth.shape[1]:
         raise MopError(f'the targets of "{packed_text}" and of the validation rows are not packed alike')
     request = {**request, "until": began + seconds, "kept": min(request["kept"], max(1, MOST_BYTES // answer_bytes))}
-    header, payloads = asked(db, session, inputs, [training, valid], request)
+    header, payloads = asked(db, session, inputs, [training, valid], metric, request)
     numbers, trials, kept = header["kept"], header["trials"], []
     for place, outputs in kept_of(payloads[len(numbers) :], len(valid.truth)):
         info = info_of(trials[numbers[place]])
@@ -212,9 +215,9 @@ def search(
 
 
 def asked(
-    db: Database, session: Session, inputs: DenseInputs, rows: Sequence[Target], header: dict[str, Any]
+    db: Database, session: Session, inputs: DenseInputs, rows: Sequence[Target], metric: Metric, header: dict[str, Any]
 ) -> tuple[dict[str, Any], list[Any]]:
-    """The trainer's answer to a request about rows. Raises MopError."""
+    """The trainer's answer to a request about rows; `metric`: for which numbers are trained. Raises MopError."""
     shapes, arrays = [], []
     for own in rows:
         vectors = inputs.arrays(own)
@@ -222,7 +225,7 @@ def asked(
         arrays += [*vectors, *own.targets(bool(inputs.classes))]
     with trainer_of(session, trainer_options(db, False)) as trainer:
         trainer.send(
-            {**header, **inputs.header(), "rows": shapes},
+            {**header, **inputs.header(), "rows": shapes, "loss": metric.number_loss},
             *(np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays),
         )
         del arrays

@@ -262,11 +262,11 @@ class Others(dict[str, Trained]):
             part = max(LEAST_SECONDS, share * (until - time.monotonic()))
             try:
                 if family == trained.LINEAR:
-                    self[family] = linear.train(*given, part)
+                    self[family] = linear.train(*given, rows.metric, part)
                 elif family == trained.BOOSTING:
                     self[family] = boosting.train(*given, part, most_trials, rows.metric.objective)
                 else:
-                    self[family] = perceptrons.train(*given, part, most_trials)
+                    self[family] = perceptrons.train(*given, rows.metric, part, most_trials)
             except MopError as error:  # the other families answer without it
                 problems.append(error)
                 if len(problems) < len(possible):

@@ -16,6 +16,7 @@ from pg_mop.api.tables.dense_inputs import DenseInputs
 from pg_mop.api.tables.trained import LINEAR, Target, Trained
 from pg_mop.backend.database import Database
 from pg_mop.columns import Transform
+from pg_mop.inference.metrics import Metric
 from pg_mop.plan import nets
 
 KEPT = 4  # trials that may be members
@@ -24,23 +25,30 @@ DESIGNS = {"plain": nets.Body(()), "pieces": nets.Body((), pieces=True)}
 
 
 def train(
-    db: Database, session: Session, packed_text: str | None, valid: Target, is_balanced: bool, seconds: float
+    db: Database,
+    session: Session,
+    packed_text: str | None,
+    valid: Target,
+    is_balanced: bool,
+    metric: Metric,
+    seconds: float,
 ) -> Trained:
-    """Search linear models on a packed table for so many seconds; `valid`: the rows that judge. Raises MopError."""
+    """Search linear models on a packed table for so many seconds; `valid`: the rows that judge; `metric`: for which
+    numbers are trained. Raises MopError."""
     request = {"op": LINEAR, "kept": KEPT}
     return dense_inputs.search(
-        db, session, packed_text, valid, is_balanced, seconds, CELLS_PER_SECOND, request, _info, _net
+        db, session, packed_text, valid, is_balanced, metric, seconds, CELLS_PER_SECOND, request, _info, _net
     )
 
 
 def refit(
-    db: Database, session: Session, transform: Transform, rows: Target, infos: Sequence[dict[str, Any]]
+    db: Database, session: Session, transform: Transform, rows: Target, infos: Sequence[dict[str, Any]], metric: Metric
 ) -> list[tuple[str, bytes]]:
-    """(architecture, weights) of the models of these `infos`, trained on `rows`. Raises MopError."""
+    """(architecture, weights) of the models of these `infos`, trained on `rows` for the metric. Raises MopError."""
     inputs = DenseInputs(transform)
     models = [[info["params"]["design"], info["params"]["alpha"]] for info in infos]
     request = {"op": "refit", "family": LINEAR, "models": models}
-    _, payloads = dense_inputs.asked(db, session, inputs, [rows], request)
+    _, payloads = dense_inputs.asked(db, session, inputs, [rows], metric, request)
     return [_net(inputs, info, bytes(weights)) for info, weights in zip(infos, payloads, strict=True)]
 
 

@@ -15,6 +15,7 @@ from pg_mop.api.tables.dense_inputs import DenseInputs
 from pg_mop.api.tables.trained import MLP, Target, Trained, seed_of
 from pg_mop.backend.database import Database
 from pg_mop.columns import Transform
+from pg_mop.inference.metrics import Metric
 from pg_mop.plan import nets
 
 KEPT = 8  # trials that may be members
@@ -28,25 +29,27 @@ def train(
     packed_text: str | None,
     valid: Target,
     is_balanced: bool,
+    metric: Metric,
     seconds: float,
     most_trials: float | None = None,
 ) -> Trained:
-    """Search perceptrons on a packed table for so many seconds; `valid`: the rows that judge. Raises MopError."""
+    """Search perceptrons on a packed table for so many seconds; `valid`: the rows that judge; `metric`: for which
+    numbers are trained. Raises MopError."""
     most = int(min(MOST_TRIALS, most_trials or MOST_TRIALS))
     request = {"op": MLP, "kept": KEPT, "most": most, "seed": seed_of(db)}
     return dense_inputs.search(
-        db, session, packed_text, valid, is_balanced, seconds, CELLS_PER_SECOND, request, _info, _net
+        db, session, packed_text, valid, is_balanced, metric, seconds, CELLS_PER_SECOND, request, _info, _net
     )
 
 
 def refit(
-    db: Database, session: Session, transform: Transform, rows: Target, infos: Sequence[dict[str, Any]]
+    db: Database, session: Session, transform: Transform, rows: Target, infos: Sequence[dict[str, Any]], metric: Metric
 ) -> list[tuple[str, bytes]]:
-    """(architecture, weights) of the models of these `infos`, trained on `rows`. Raises MopError."""
+    """(architecture, weights) of the models of these `infos`, trained on `rows` for the metric. Raises MopError."""
     inputs = DenseInputs(transform)
     models = [[info["params"], info["passes"]] for info in infos]
     request = {"op": "refit", "family": MLP, "models": models, "seed": seed_of(db)}
-    _, payloads = dense_inputs.asked(db, session, inputs, [rows], request)
+    _, payloads = dense_inputs.asked(db, session, inputs, [rows], metric, request)
     return [_net(inputs, info, bytes(weights)) for info, weights in zip(infos, payloads, strict=True)]
 
 

@@ -117,7 +117,7 @@ def _train_again(
             member.content, member.size = text, len(text)
         return
     nets = linear.refit if family == trained.LINEAR else perceptrons.refit
-    for member, (net, content) in zip(members, nets(db, session, transform, training, infos), strict=True):
+    for member, (net, content) in zip(members, nets(db, session, transform, training, infos, rows.metric), strict=True):
         member.architecture, member.content = net, content
 
 
