@@ -20,7 +20,8 @@ CREATE FUNCTION @extschema@.mop_ensemble(
     families text DEFAULT NULL,
     time_limit interval DEFAULT NULL,
     metric text DEFAULT NULL,
-    balanced boolean DEFAULT NULL
+    balanced boolean DEFAULT NULL,
+    folds boolean DEFAULT NULL
 ) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$ #python pg_mop.api.tables.ensembles.mop_ensemble(plpy, *args) $$;
 
 -- Users put a version of a named model into use with this.

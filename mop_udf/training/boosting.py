@@ -29,7 +29,8 @@ MOST_LEAVES = 60_000  # of a trial: each session that answers reads their text
 RANDOM = 6  # trials after the first two that are drawn at random; later ones vary a good trial
 PARENTS, STEP = 3, 0.15  # the best trials that are varied; the deviation of a step, in the unit cube
 MANY, WIDE = 20_000, 100  # rows of a large table; elements of a wide one
-# of the numbers of a column: usual ones, by whether there are MANY rows; and fine ones, for a target that one column decides
+# of the numbers of a column: usual ones, by whether there are MANY rows; and fine ones, also of a single row, for a target that
+# one column decides
 BINS, FINE_BINS = (127, 255), 1023
 CELLS_PER_THREAD = 200_000  # elements: for fewer, threads cost more than they bring
 # packages that LightGBM imports where they are installed
@@ -143,13 +144,7 @@ def refit(
 
 
 def answering(
-    train: Rows,
-    others: Rows,
-    codes: list[int],
-    classes: int,
-    threads: int,
-    seed: int,
-    objective: dict[str, Any],
+    train: Rows, others: Rows, codes: list[int], classes: int, threads: int, seed: int, objective: dict[str, Any]
 ) -> Callable[[tuple[dict[str, Any], int]], np.ndarray]:
     """The function that trains a model (parameters, rounds) on `train` and returns its answers for `others`; arguments as of
     `refit`. Raises ImportError without LightGBM."""
@@ -257,7 +252,7 @@ class _Search:
                 train.targets,
                 weight=train.weights,
                 categorical_feature=self._codes,
-                params={**self._fixed, "max_bin": bins},
+                params={**self._fixed, "max_bin": bins, **({"min_data_in_bin": 1} if bins == FINE_BINS else {})},
                 free_raw_data=True,
             ).construct()
             check = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,6 +177,21 @@ def refit(
         )
         for design, alpha in models
     ]
+
+
+def answering(
+    train: Rows, others: Rows, codes: Sequence[Codes], pieces: Pieces | None, classes: int, loss: NumberLoss = SQUARES
+) -> Callable[[tuple[str, float]], np.ndarray]:
+    """The function that trains a model (design, penalty) on `train` and returns its answers for `others`, as of a trial. Raises
+    ImportError without SciPy."""
+
+    def answers(model: tuple[str, float]) -> np.ndarray:
+        design, alpha = model
+        given = codes, pieces if design == PIECES else None, classes, loss
+        weights = _Model(train, *given).fitted(alpha, math.inf, None)
+        return _Model(others, *given, train).answers(weights)[0]
+
+    return answers
 
 
 class _Model:

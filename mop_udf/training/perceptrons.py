@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -200,11 +200,41 @@ def refit(
     for recipe, passes in models:
         if recipe.pieces not in data:
             data[recipe.pieces] = _Data(rows, None, codes, dimensions, pieces if recipe.pieces else None, classes, loss)
-        net = _Net(data[recipe.pieces], recipe, seed)
-        for number in range(1, passes + 1):
-            net.train_pass(number, math.inf)
-        found.append(net.copied())
+        found.append(_after(data[recipe.pieces], recipe, passes, seed).copied())
     return found
+
+
+def answering(
+    train: Rows,
+    others: Rows,
+    codes: Sequence[Codes],
+    dimensions: Sequence[int],
+    pieces: Pieces | None,
+    classes: int,
+    seed: int,
+    loss: NumberLoss = SQUARES,
+) -> Callable[[tuple[Recipe, int]], np.ndarray]:
+    """The function that trains a model (recipe, passes) on `train` and returns its answers for `others`, as of a trial."""
+    data = dict[bool, _Data]()
+
+    def answers(model: tuple[Recipe, int]) -> np.ndarray:
+        recipe, passes = model
+        if recipe.pieces not in data:
+            data[recipe.pieces] = _Data(
+                train, others, codes, dimensions, pieces if recipe.pieces else None, classes, loss
+            )
+        own = data[recipe.pieces]
+        return _after(own, recipe, passes, seed).answers(own.valid_x, own.valid_codes)
+
+    return answers
+
+
+def _after(data: _Data, recipe: Recipe, passes: int, seed: int) -> _Net:
+    """A net after so many passes."""
+    net = _Net(data, recipe, seed)
+    for number in range(1, passes + 1):
+        net.train_pass(number, math.inf)
+    return net
 
 
 class _Data:

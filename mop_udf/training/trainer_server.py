@@ -19,7 +19,8 @@ Each request is one frame and is answered by one frame, unless the table says ot
     boosting rows, validation rows         -> LightGBM's trials, and of the best their texts and answers, if it is installed
     linear   rows, validation rows         -> the trials of linear models, and of the best their weights and answers
     mlp      rows, validation rows         -> the same of multilayer perceptrons
-    refit    rows                          -> texts of trees, or weights of linear models, with given parameters
+    refit    rows                          -> texts of trees, or weights of linear models, with given parameters; with folds,
+                                              the answers of such models for rows of other folds
 
 An error in a unit is kept until the unit's `end`, so the backend can always go on sending.
 """
@@ -359,31 +360,38 @@ class TrainerServer:
 
     def on_refit(self, header: Header, payloads: Payloads) -> None:
         try:
-            given, classes = iter(payloads), header["classes"]
+            given, classes, models = iter(payloads), header["classes"], header["models"]
             ((shapes, is_weighted),) = header["rows"]
+            family: Any
+            rows: Any
+            content: Callable[[Any], Any]
             if header["family"] in ("linear", "mlp"):
                 from mop_udf.training import linear, perceptrons
                 from mop_udf.training.number_losses import NumberLoss
 
                 loss = NumberLoss(*header["loss"])
                 rows, (codes, pieces) = linear.rows_of(shapes, is_weighted, given), linear.read_design(header)
+                options = {"codes": codes, "pieces": pieces, "classes": classes, "loss": loss}
+                family, content = linear, linear.flat
                 if header["family"] == "linear":
-                    models = [tuple(own) for own in header["models"]]
-                    found = linear.refit(rows, codes, pieces, classes, models, loss)
+                    models = [tuple(own) for own in models]
                 else:
-                    recipes = [(perceptrons.Recipe.read(params), passes) for params, passes in header["models"]]
-                    dimensions, seed = header["dimensions"], header["seed"]
-                    found = perceptrons.refit(rows, codes, dimensions, pieces, classes, recipes, seed, loss)
-                self.channel.send({}, *map(linear.flat, found))
+                    family, models = perceptrons, [(perceptrons.Recipe.read(params), n) for params, n in models]
+                    options.update(dimensions=header["dimensions"], seed=header["seed"])
             else:
                 from mop_udf.training import boosting
 
-                trees_rows = boosting.rows_of(shapes[0], is_weighted, given)
-                options = {
-                    name: header[name] for name in ("codes", "classes", "models", "threads", "seed", "objective")
-                }
-                texts = boosting.refit(trees_rows, **options)
-                self.channel.send({}, *(text.encode() for text in texts))
+                family, content = boosting, str.encode
+                rows = boosting.rows_of(shapes[0], is_weighted, given)
+                options = {name: header[name] for name in ("codes", "classes", "threads", "seed", "objective")}
+            if header.get("folds") is None:
+                self.channel.send({}, *map(content, family.refit(rows, models=models, **options)))
+                return
+            from mop_udf.training import fold_answers
+
+            answering = functools.partial(family.answering, **options)
+            answers = fold_answers.of_models(rows, np.array(header["folds"]), models, answering, header["until"])
+            self.channel.send({}, *(np.ascontiguousarray(own, "<f8").reshape(-1).view(np.uint8) for own in answers))
         except Exception as error:
             self._refuse(error)
 

@@ -57,6 +57,8 @@ def _body(plan: Mapping[str, Any]) -> Iterator[str]:
     yield f"Function: {plan['function']}   Output: {plan['output_table']}"
     if plan.get("train"):
         yield from _train(plan["train"])
+        if "search" not in plan:  # no nets are trained
+            return
     if plan.get("deadline"):
         late = plan["late_seconds"]
         yield f"Deadline: {plan['deadline']}" + (
@@ -110,7 +112,7 @@ def _train(own: Mapping[str, Any]) -> Iterator[str]:
     yield f"Rows: {own['rows']}  ({' '.join(f'{part}={rows}' for part, rows in own['parts'].items())})"
     sample = f" (by {own['sampled_rows']} of the training rows)" if own["sampled_rows"] is not None else ""
     split, pack, nets = (seconds(took[step]) for step in ("split", "pack", "nets"))
-    trees = f", at most {seconds(took['boosting'])} of boosting" if took["boosting"] else ""
+    trees = f", at most {seconds(took['boosting'])} of boosting and other families" if took["boosting"] else ""
     yield f"Before the search: split {split}, pack {pack}{sample}, make nets {nets}{trees}"
     simple = " and train simple models" if own["baselines"] else ""
     yield f"After the search: measure the best{simple}, about {seconds(took['measure'])} (a guess)"

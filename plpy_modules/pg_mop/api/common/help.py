@@ -612,6 +612,8 @@ ARGUMENTS = {
     "balanced": "all classes count alike; NULL: as in the training of the nets",
     "mop_ensemble.metric": "the measure in which the mean is best, as of mop_train",
     "mop_ensemble.time_limit": "of training the families; NULL: 10 s",
+    "mop_ensemble.folds": "true: the rows of trained_on choose, too, each by models that are trained without its "
+    "fold; for at most 5,000 rows, and where model_table is NULL",
     "mop_train.metric": "what judges: log_loss, auc, average_precision, accuracy, f1, balanced_accuracy or brier; of numbers "
     "rmse, mae, rmsle or quantile:0.9; NULL: log_loss or rmse",
     "mop_train.name": "of the model to create",

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 from mop_udf.aggregate import Session
 from pg_mop.api.common.session import trainer_of, trainer_options
 from pg_mop.api.tables.trained import (
     BOOSTING,
+    MOST_BYTES,
     NETS,
+    Folds,
     Kept,
     Target,
     Trained,
+    answers_of,
     check_installed,
     kept_of,
     seed_of,
@@ -26,6 +28,7 @@ from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.columns import OneHot, TargetNumber, Transform
 from pg_mop.inference import trees
+from pg_mop.inference.metrics import Metric
 from pg_mop.inference.tree_inputs import TreeInputs
 from pg_mop.packing import packed_rows
 from pg_mop.packing.packed_table import PackedTable
@@ -33,7 +36,7 @@ from pg_mop.packing.packed_table import PackedTable
 MOST_CLASSES = 200  # a round has a tree for each class
 MOST_TRIALS, KEPT = 60, 5  # trials, and those that may be members
 CELLS_PER_SECOND = 250_000  # elements of training rows, for each second and thread: some hundred rounds are trained
-LEAST_ROWS, MOST_BYTES = 20_000, 512 << 20  # of the training rows, where there are more
+LEAST_ROWS = 20_000  # of the training rows, where there are more
 
 
 def obstacle(transform: Transform) -> str | None:
@@ -54,12 +57,12 @@ def train(
     packed_text: str | None,
     valid: Target,
     is_balanced: bool,
+    metric: Metric,
     seconds: float,
     most_trials: float | None = None,
-    objective: Mapping[str, Any] = MappingProxyType({}),
 ) -> Trained:
-    """Search boosted trees on a packed table for so many seconds; `valid`: the rows that judge; `objective`: LightGBM's
-    parameters, where it is not the usual one. Raises MopError."""
+    """Search boosted trees on a packed table for so many seconds; `valid`: the rows that judge; `metric`: for which the trees
+    are trained. Raises MopError."""
     began = time.monotonic()
     check_installed(BOOSTING)
     threads = settings.free_cores()
@@ -93,7 +96,7 @@ def train(
                 "threads": threads,
                 "seed": seed_of(db),
                 "kept": KEPT,
-                "objective": dict(objective),
+                "objective": dict(metric.objective),
             },
             *(array.reshape(-1).view(np.uint8) for arrays in given for array in arrays),
         )
@@ -113,14 +116,35 @@ def train(
 
 
 def refit(
+    db: Database, session: Session, transform: Transform, rows: Target, infos: Sequence[dict[str, Any]], metric: Metric
+) -> list[bytes]:
+    """LightGBM's texts of the models of these `infos`, trained on `rows` for the metric. Raises MopError."""
+    return [bytes(text) for text in _again(db, session, transform, rows, infos, metric)]
+
+
+def fold_answers(
     db: Database,
     session: Session,
     transform: Transform,
     rows: Target,
     infos: Sequence[dict[str, Any]],
-    objective: Mapping[str, Any],
-) -> list[bytes]:
-    """LightGBM's texts of the models of these `infos`, trained on `rows`; `objective`: as of `train`. Raises MopError."""
+    metric: Metric,
+    folds: Folds,
+) -> list[np.ndarray]:
+    """What the first of these models answer for rows of folds that they are not trained on. Raises MopError."""
+    return answers_of(_again(db, session, transform, rows, infos, metric, **folds.header), folds.count)
+
+
+def _again(
+    db: Database,
+    session: Session,
+    transform: Transform,
+    rows: Target,
+    infos: Sequence[dict[str, Any]],
+    metric: Metric,
+    **more: Any,
+) -> Sequence[Any]:
+    """The trainer's answer to a request for models with known parameters."""
     encoder = TreeInputs(transform.inputs)
     (target,) = transform.outputs
     classes = len(target.classes) if isinstance(target, OneHot) else 0
@@ -132,15 +156,16 @@ def refit(
         "codes": encoder.codes,
         "classes": classes,
         "models": [[info["params"], info["rounds"]] for info in infos],
-        "objective": dict(objective),
+        "objective": dict(metric.objective),
         "threads": settings.free_cores(),
         "seed": seed_of(db),
+        **more,
     }
     with trainer_of(session, trainer_options(db, False)) as trainer:
         arrays = [elements, *rows.targets(bool(classes))]
         trainer.send(header, *(array.reshape(-1).view(np.uint8) for array in arrays))
         _, payloads = trainer.receive()
-    return [bytes(text) for text in payloads]
+    return payloads
 
 
 def _check_readable(text: bytes, width: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import json
 import math
 import time
@@ -22,9 +23,9 @@ from mop_udf.architecture import architecture
 from mop_udf.params import params
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
-from pg_mop.api.tables import boosting, dense_inputs, linear, perceptrons, trained
+from pg_mop.api.tables import boosting, dense_inputs, folded, linear, perceptrons, trained
 from pg_mop.api.tables.named_models import Version, add_version, check_writable, version_of, with_shapes
-from pg_mop.api.tables.trained import Trained
+from pg_mop.api.tables.trained import Target, Trained
 from pg_mop.backend import weights
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
@@ -102,8 +103,9 @@ class Member:
 
 @dataclass
 class Ensemble:
-    """The members, largest weight first. `value`: of the `metric`, of their mean on `rows` rows; `alone`: of the best of
-    `candidates` alone; `transform`: of the training rows, where trees are members; `decision`: on the mean's answers."""
+    """The members, largest weight first. `value`: of the `metric`, of their mean on `rows` rows, in `folds` if not 0; `alone`:
+    of the best of `candidates` alone; `transform`: of the training rows, where trees are members; `decision`: on the mean's
+    answers."""
 
     members: list[Member]
     metric: Metric
@@ -111,6 +113,7 @@ class Ensemble:
     alone: float
     candidates: int
     rows: int
+    folds: int
     transform: Transform
     decision: Decision | None
 
@@ -133,6 +136,7 @@ class Ensemble:
             "best_alone": self.alone,
             "candidates": self.candidates,
             "rows": self.rows,
+            **({"folds": self.folds} if self.folds else {}),
             **({} if self.decision is None else {"decision": self.decision.to_json()}),
         }
 
@@ -177,11 +181,13 @@ def mop_ensemble(
     time_limit: str | None,
     metric: str | None,
     balanced: bool | None,
+    folds: bool | None,
 ) -> int:
     """Make the best mean of models of a table a version of the named model `name`; returns the version.
 
     `trained_on`: a packed table, on whose rows models of other `families` are trained for `time_limit`: candidates, too;
-    `metric`: in which the mean is best; `balanced`: all classes count alike, as they did in the training of the nets.
+    `metric`: in which the mean is best; `balanced`: all classes count alike, as they did in the training of the nets; `folds`:
+    the rows of `trained_on` choose, too, each by models of other folds.
     """
     Metric.read(metric)
     db.check_engine("mop_ensemble")
@@ -198,31 +204,33 @@ def mop_ensemble(
             f'the classes of "{model_table}" have {"not " * (not is_balanced)}counted alike in training',
             hint="Leave out balanced.",
         )
+    if folds:
+        folded.check(db, has_nets, trained_on)
     rows = Rows(db, validation_table, is_balanced, metric)
     if balanced and not rows.is_balanced:
         raise MopError("balanced needs classes, but the target has numbers", hint="Leave out balanced.")
     others = Others()
     if trained_on is not None:
         own = trained.families_of(families)
-        others.train(db, session, trained_on, rows, own, seconds, families is not None or not has_nets)
+        is_needed = families is not None or not has_nets
+        others.train(db, session, trained_on, rows, own, seconds, is_needed, by_folds=bool(folds))
     found = choose(db, session, model_table, candidates, rows, most, others)
     call = ", ".join(map(quote_literal, (model_table, validation_table, name)))
     limit = trained_on and f"{seconds:g} s"
     more = {"trained_on": trained_on, "families": families, "time_limit": limit, "metric": metric}
     arguments = "".join(f", {key} => {quote_literal(value)}" for key, value in more.items() if value is not None)
-    arguments += ", balanced => true" * bool(balanced)
+    arguments += ", balanced => true" * bool(balanced) + ", folds => true" * bool(folds)
     statement = f"SELECT {db.extension}.mop_ensemble({call}, members => {most}{arguments});"
     details = {"ensemble": found.to_json(), **others.to_json()}
     return add_version(db, name, found.version(details=details, description=description, statement=statement))
 
 
 class Others(dict[str, Trained]):
-    """{family: its trials} of other families than nets, whose models may be members."""
+    """{family: its trials} of other families than nets, whose models may be members. `rows`: that choose among them, if not the
+    validation rows alone; `seconds`: that their training took."""
 
-    @property
-    def seconds(self) -> float:
-        """That their training took."""
-        return sum(own.seconds for own in self.values())
+    rows: Rows | None = None
+    seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The keys of a version's details."""
@@ -238,11 +246,13 @@ class Others(dict[str, Trained]):
         seconds: float,
         is_needed: bool = True,
         most_trials: float | None = None,
+        by_folds: bool = False,
     ) -> None:
         """Train the `families` on a packed table, within `seconds`; `rows` judge. `is_needed`: where none of them can be
-        trained for such rows, that is an error. A family that fails is told; where all do, that is an error. Raises
-        MopError."""
-        until = time.monotonic() + seconds
+        trained for such rows, that is an error; `by_folds`: the training rows choose, too. A family that fails is told; where
+        all do, that is an error. Raises MopError."""
+        began = time.monotonic()
+        until = began + seconds * (1 - folded.SHARE * by_folds)
         _check_packed_alike(db, packed_text, rows)
         reasons = obstacles(rows.transform, families)
         possible = [family for family in SHARES if reasons.get(family, "") is None]
@@ -255,18 +265,18 @@ class Others(dict[str, Trained]):
                 f'"{packed_text}" can have nets alone: {"; ".join(str(reason) for reason in reasons.values())}',
                 hint=f"families => '{trained.NETS}'",
             )
-        given = db, session, packed_text, rows.target, rows.is_balanced
+        given = db, session, packed_text, rows.target, rows.is_balanced, rows.metric
         problems: list[MopError] = []
         for number, family in enumerate(possible):
             share = SHARES[family] / sum(SHARES[later] for later in possible[number:])
             part = max(LEAST_SECONDS, share * (until - time.monotonic()))
             try:
                 if family == trained.LINEAR:
-                    self[family] = linear.train(*given, rows.metric, part)
+                    self[family] = linear.train(*given, part)
                 elif family == trained.BOOSTING:
-                    self[family] = boosting.train(*given, part, most_trials, rows.metric.objective)
+                    self[family] = boosting.train(*given, part, most_trials)
                 else:
-                    self[family] = perceptrons.train(*given, rows.metric, part, most_trials)
+                    self[family] = perceptrons.train(*given, part, most_trials)
             except MopError as error:  # the other families answer without it
                 problems.append(error)
                 if len(problems) < len(possible):
@@ -274,6 +284,14 @@ class Others(dict[str, Trained]):
                     db.warning(text, detail=error.detail, hint=error.hint)
         if problems and not self:
             raise problems[-1]
+        if by_folds:
+            left = began + seconds - time.monotonic()
+            answered = folded.answered(*given, self, left)
+            if answered is not None:
+                target, kept = answered
+                self.rows = rows.judging(target)
+                self.update({family: replace(own, kept=kept.get(family, [])) for family, own in self.items()})
+        self.seconds = time.monotonic() - began
 
 
 def _check_packed_alike(db: Database, packed_text: str | None, rows: Rows) -> None:
@@ -319,6 +337,7 @@ def choose(
     """The ensemble of at most `most` of the `candidates` among the models of a table and of the `others` that is best on
     validation rows. After `seconds`, no other net answers. Raises MopError."""
     ends = time.monotonic() + seconds
+    rows = others.rows or rows
     tried: list[Member] = []
     answers: list[np.ndarray] = []
     shape: tuple[Any, ...] | None = None
@@ -375,7 +394,7 @@ def choose(
     trained_on = with_shapes(members[0].model) if members[0].model is not None else transform
     decided = rows.decide(mean, trained_on)
     value, alone = rows.values(mean, together, decided)
-    return Ensemble(members, rows.metric, value, alone, len(tried), rows.count, transform, decided)
+    return Ensemble(members, rows.metric, value, alone, len(tried), rows.count, rows.folds, transform, decided)
 
 
 def balanced_transform(model: StoredModel) -> dict[str, Any]:
@@ -477,7 +496,8 @@ def _computers(db: Database, session: Session) -> Iterator[Callable[[StoredModel
 
 class Rows:
     """Validation rows. `target`: their inputs, truth and weights; `metric`: that judges; `units`: of the output that answered
-    last; `transform`: of the rows; `text`: the packed table, as the caller calls it."""
+    last; `transform`: of the rows; `text`: the packed table, as the caller calls it; `folds`: of these rows, each of which was
+    answered by models of the others; 0: no model was trained on any."""
 
     def __init__(self, db: Database, text: str | None, is_balanced: bool, metric: str | None = None) -> None:
         """Read them; `is_balanced`: training lets all classes count alike. Raises MopError where there are several targets, or
@@ -492,16 +512,27 @@ class Rows:
         most = max(LEAST_ROWS, MOST_BYTES // (4 * math.prod(target.shape) * MOST_TRIED))
         self._is_log_loss = self.metric.name == "log_loss"  # it needs the probability of one class of a row alone
         arrays = packed_rows.read(db, packed, MOST_ROWS if self._is_log_loss else min(MOST_ROWS, most), MOST_BYTES)
-        self.target = trained.target_of(packed, arrays, self.is_balanced)
+        self._most, self.folds = most, 0
+        self._take(trained.target_of(packed, arrays, self.is_balanced))
+
+    def judging(self, target: Target) -> Rows:
+        """Other rows, with these and as these, which judge in their place."""
+        rows = copy.copy(self)
+        rows.folds = folded.FOLDS
+        rows._take(target)
+        return rows
+
+    def _take(self, target: Target) -> None:
+        self.target = target
         self.inputs, self._truth, self.count = self.target.inputs, self.target.truth, len(self.target.truth)
         self._own_weights = self.target.own_weights
         self._codes = self._truth.argmax(1)
-        self._keeps_all = not self._is_log_loss or self.count <= most
+        self._keeps_all = not self._is_log_loss or self.count <= self._most
         is_ranked = self.metric.name in OF_RANKS or self._truth.shape[1] == 2 and self.metric.name in WITH_THRESHOLD
         classes = self._truth.shape[1] if self._truth.shape[1] > 2 else 1
         self._is_ranked = is_ranked
         self._step = max(1, math.ceil(self.count * classes / MOST_RANKED)) if is_ranked else 1
-        self._judge = self._judge_of(target, slice(None))
+        self._judge = self._judge_of(self.transform.outputs[0], slice(None))
 
     def _judge_of(self, target: Column, part: slice | np.ndarray) -> Judge:
         """A judge of answers for a part of the rows."""

@@ -103,20 +103,21 @@ def explain(training: Training, names: dict[str, str], version: int) -> None:
         training.pack_parts(steps, packed)
         seconds["pack"] = factor * (time.monotonic() - began)
         began = time.monotonic()
-        training.make_nets(steps, names)
+        if training.has_nets:
+            training.make_nets(steps, names)
         kind = training.kind(steps, names)
         seconds["nets"] = time.monotonic() - began
         seconds["boosting"] = 0.0
         reasons = training.without_others(names)
-        if training.is_too_short_for_nets(reasons):
-            raise MopError(
-                "a call with so little time has no search that can be explained: it trains perceptrons in place of nets",
-                hint="time_limit => '1 min', or families => 'nets'",
-            )
+        has_search = training.has_nets and not training.has_perceptrons_alone(reasons)
+        if training.has_nets and not has_search:
+            training.times.leave_out(time_shares.NETS, time_shares.OTHERS)
         if not all(reasons.values()):
             seconds["boosting"] = training.times.begin(time_shares.OTHERS)
-        training.search_nets(steps, names, kind)
-        plan = explaining.made
+        plan: dict[str, Any] = {"nets": []}
+        if has_search:
+            training.search_nets(steps, names, kind)
+            plan = explaining.made
         width = _width(db, training, names)
         classes = _classes(plan, kind)
     seconds["measure"] = after(
@@ -182,14 +183,17 @@ def _plan(
     sampled: int | None,
 ) -> dict[str, Any]:
     """The plan of the search as one of the whole call."""
-    search = plan["search"]
-    low, high = search["range"]
+    low = expected = high = 0.0  # seconds of the search, if there is any
+    if (search := plan.get("search")) is not None:
+        of_low, of_high = search["range"]
+        low, expected = search["least"]["seconds"] * of_low, search["expected"]["seconds"]
+        high = search["most"]["seconds"] * of_high
+        if search["time_limit"] is not None:
+            high = min(high, max(search["most"]["seconds"], search["time_limit"]))
     prepare = seconds["split"] + seconds["pack"] + seconds["nets"] + seconds["boosting"]
     # what was measured on a sample and what is guessed may take half or twice as long
     rough = seconds["measure"] + (seconds["pack"] if sampled is not None else 0.0)
     sure = prepare + seconds["measure"] - rough
-    limit = search["time_limit"]
-    most = search["most"]["seconds"] * high
     return {
         **{name: value for name, value in plan.items() if name != "function"},
         "output_table": training.name,
@@ -202,11 +206,9 @@ def _plan(
             "parts": parts,
             "sampled_rows": sampled,
             "steps": seconds,
-            "seconds": prepare + search["expected"]["seconds"] + seconds["measure"],
-            "seconds_low": sure + SPREAD[0] * rough + search["least"]["seconds"] * low,
-            "seconds_high": sure
-            + SPREAD[1] * rough
-            + (most if limit is None else min(most, max(search["most"]["seconds"], limit))),
+            "seconds": prepare + expected + seconds["measure"],
+            "seconds_low": sure + SPREAD[0] * rough + low,
+            "seconds_high": sure + SPREAD[1] * rough + high,
             "time_limit": training.seconds,
             "baselines": training.arguments.baselines is not False,
             "not_predicted": list(NOT_PREDICTED),

@@ -21,8 +21,6 @@ from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_literal, written
 from pg_mop.columns import Transform
-from pg_mop.packing import packed_rows
-from pg_mop.packing.packed_table import PackedTable
 
 ENDS_OF_SELECTION = ("", "_summary")  # of the names of the tables of a selection
 ENDS_OF_MODELS = ("", "_info", "_summary", weights.SUFFIX)
@@ -84,18 +82,11 @@ def without_nets(
     return found
 
 
-def _read(db: Database, packed_text: str, most: int, is_balanced: bool) -> trained.Target:
-    """At most so many rows of a packed table."""
-    with db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
-        packed = PackedTable(db, packed_text, "packed table")
-        return trained.target_of(packed, packed_rows.read(db, packed, most, boosting.MOST_BYTES), is_balanced)
-
-
 def _joined(
     db: Database, packed_text: str, added: Sequence[trained.Target], used: int, is_balanced: bool
 ) -> trained.Target:
     """So many rows of the training table, and others."""
-    target = _read(db, packed_text, used, is_balanced)
+    target = trained.read_target(db, packed_text, used, is_balanced)
     for own in added:
         target = target.joined(own, is_balanced)
     return target
@@ -112,7 +103,7 @@ def _train_again(
 ) -> None:
     infos = [member.info for member in members]
     if family == trained.BOOSTING:
-        texts = boosting.refit(db, session, transform, training, infos, rows.metric.objective)
+        texts = boosting.refit(db, session, transform, training, infos, rows.metric)
         for member, text in zip(members, texts, strict=True):
             member.content, member.size = text, len(text)
         return
@@ -195,7 +186,7 @@ def run(
             more: list[trained.Target] = []
             if "test" in parts and any(member.family != trained.NETS for member in members.members):
                 call.pack(steps, n["test"], n["tested"], {"fitted_on": n["packed"]})
-                more.append(_read(call.db, n["tested"], MOST_ROWS, rows.is_balanced))
+                more.append(trained.read_target(call.db, n["tested"], MOST_ROWS, rows.is_balanced))
             used += without_nets(call.db, session, n["packed"], rows, more, members, others, seconds)
             session.give_back()  # the nets may need the trainer
         nets = [] if members is None else [member for member in members.nets if member.model is not None]

@@ -18,6 +18,7 @@ from pg_mop.api.tables import (
     drawn_rows,
     ensembles,
     explained_training,
+    folded,
     refit,
     reports,
     same_rows,
@@ -319,7 +320,7 @@ class Training:
                 self.tell_of_rows(steps, n, kind)
                 self._may_be_balanced(kind)
                 reasons = self.without_others(n)
-                if self.is_too_short_for_nets(reasons):
+                if self.has_perceptrons_alone(reasons):
                     self.has_nets = False
                     times.leave_out(time_shares.NETS, time_shares.OTHERS)
                 rows, others = self._train_others(session, n, reasons)
@@ -711,9 +712,9 @@ class Training:
         with self.db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
             return ensembles.obstacles(PackedTable(self.db, n["packed"], "packed table").shaped, families)
 
-    def is_too_short_for_nets(self, reasons: dict[str, str | None]) -> bool:
-        """Whether perceptrons take the place of nets, because the time is too short to compile these. `reasons`: why other
-        families are not trained."""
+    def has_perceptrons_alone(self, reasons: dict[str, str | None]) -> bool:
+        """Whether perceptrons take the place of nets: the time is too short to compile these, or the rows are few, so that
+        folds of them choose. `reasons`: why other families are not trained."""
         if (
             not self.has_nets
             or self.present is not None
@@ -723,7 +724,13 @@ class Training:
             return False
         if self.arguments.families is not None or self.arguments.layers is not None:
             return False
-        return self.times.planned(time_shares.NETS) < LEAST_FOR_NETS
+        return self.are_folds_possible or self.times.planned(time_shares.NETS) < LEAST_FOR_NETS
+
+    @property
+    def are_folds_possible(self) -> bool:
+        """Whether the training rows may choose, too, among models that are trained without a fold of them."""
+        known = sum(map(self.used_rows, refit.PARTS))
+        return self.split in ("random", "stratified") and "valid" in self.parts and known <= folded.MOST_ROWS
 
     def _train_others(
         self, session: Any, n: dict[str, str], reasons: dict[str, str | None]
@@ -746,7 +753,8 @@ class Training:
             with self.db.undone():
                 rows = ensembles.Rows(self.db, n["checked"], self.balanced, self.arguments.metric)
             most = self.arguments.max_trials
-            others.train(self.db, session, n["packed"], rows, tuple(reasons), seconds, True, most)
+            by_folds = not self.has_nets and self.are_folds_possible
+            others.train(self.db, session, n["packed"], rows, tuple(reasons), seconds, True, most, by_folds)
         except MopError as error:
             if not self.has_nets:
                 raise
@@ -850,6 +858,8 @@ class Training:
             more = {"trained_on": n["packed"], "families": families, "time_limit": f"{others.seconds:.1f} s"}
             if self.balanced and not self.has_nets:
                 more["balanced"] = True
+            if others.rows is not None:
+                more["folds"] = True
         seconds = self.times.begin(time_shares.ENSEMBLE) if self.has_nets else LEAST_SECONDS
         try:
             rows = rows or ensembles.Rows(self.db, n["checked"], self.balanced, self.arguments.metric)

@@ -13,12 +13,14 @@ from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import split_names
 from pg_mop.columns import Transform
+from pg_mop.packing import packed_rows
 from pg_mop.packing.packed_table import PackedTable
 
 NETS, BOOSTING, LINEAR, MLP = "nets", "boosting", "linear", "mlp"
 PACKAGES = {NETS: None, BOOSTING: "lightgbm", LINEAR: "scipy", MLP: "scipy"}  # {family: the package that it needs}
 FAMILIES = tuple(PACKAGES)
 SECONDS = 10.0  # that the families are trained in a call of mop_ensemble
+MOST_BYTES = 512 << 20  # of rows that are read at once
 
 
 def families_of(text: str | None) -> tuple[str, ...]:
@@ -106,6 +108,13 @@ def target_of(packed: PackedTable, arrays: list[np.ndarray], is_balanced: bool) 
     return Target(inputs, truth, weights, own_weights)
 
 
+def read_target(db: Database, packed_text: str | None, most: int, is_balanced: bool) -> Target:
+    """At most so many rows of a packed table. Raises MopError."""
+    with db.undone():  # (a lock of this session's would keep a failed call from dropping the table)
+        packed = PackedTable(db, packed_text, "packed table")
+        return target_of(packed, packed_rows.read(db, packed, most, MOST_BYTES), is_balanced)
+
+
 @dataclass(frozen=True)
 class Kept:
     """A trial that may be a member of an ensemble. `number`: from 1 on; `content`: LightGBM's text, or the weights of the net
@@ -134,7 +143,29 @@ class Trained:
         return {"trials": self.trials, "rows": self.rows, "seconds": self.seconds}
 
 
-def kept_of(answers: Sequence[Any], rows: int) -> list[tuple[int, np.ndarray]]:
+@dataclass(frozen=True)
+class Folds:
+    """Folds of rows. `numbers` [rows]: that of each row; `until`: when the models that have begun end, of time.monotonic."""
+
+    numbers: np.ndarray
+    until: float
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What a request says of them."""
+        return {"folds": self.numbers.tolist(), "until": self.until}
+
+    @property
+    def count(self) -> int:
+        """The rows that are answered: those of fold 0 have their answers."""
+        return int(np.count_nonzero(self.numbers))
+
+
+def answers_of(payloads: Sequence[Any], rows: int) -> list[np.ndarray]:
+    """A trainer's payloads as answers [rows, width]."""
+    return [np.frombuffer(own, "<f8").reshape(rows, -1) for own in payloads]
+
+
+def kept_of(payloads: Sequence[Any], rows: int) -> list[tuple[int, np.ndarray]]:
     """(place, answers [rows, width]) of those payloads of a trainer whose answers are finite."""
-    arrays = [np.frombuffer(own, "<f8").reshape(rows, -1) for own in answers]
-    return [(place, own) for place, own in enumerate(arrays) if np.isfinite(own).all()]
+    return [(place, own) for place, own in enumerate(answers_of(payloads, rows)) if np.isfinite(own).all()]
