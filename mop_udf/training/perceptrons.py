@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -88,11 +88,12 @@ def search(
     seed: int,
     kept: int,
     loss: NumberLoss = SQUARES,
+    told: Callable[[list[Trial]], None] | None = None,
 ) -> list[Trial]:
     """The trials, in their order; `weights` and `answers` of the best `kept` alone.
 
-    `dimensions`: of the table of each array of codes; `classes`: 0 for numbers, which are trained by `loss`. The search
-    ends at `until` (of time.monotonic) or after `most` trials.
+    `dimensions`: of the table of each array of codes; `classes`: 0 for numbers, which are trained by `loss`; `told`: called
+    with the trials so far after each of them. The search ends at `until` (of time.monotonic) or after `most` trials.
     """
     until = max(until, time.monotonic() + LEAST_SECONDS)
     seconds, random = until - time.monotonic(), np.random.default_rng(seed)
@@ -120,6 +121,8 @@ def search(
         trials.append(trained(data[recipe.pieces], recipe, time.monotonic() + share, int(random.integers(1 << 31))))
         for other in sorted(trials, key=lambda one: one.loss)[kept:]:
             other.weights, other.answers = [], None
+        if told is not None:
+            told(trials)
     return trials
 
 

@@ -165,6 +165,12 @@ def test_mop_train_trains_both_and_says_what_the_answer_is_made_of(fields):
     assert "version 3" in report.lower()
     details = fields.value("SELECT details FROM duo WHERE version = 3")
     assert all({"params", "rounds", "loss", "ended"} <= set(one) for one in details["boosting"]["trials"])
+    listed = fields.run("SELECT * FROM mop_family_trials WHERE model = 'duo' AND version = 3")
+    kept = {(one["family"], one.get("trial")): one["weight"] for one in details["ensemble"]["members"]}
+    for family in ("boosting", "mlp"):
+        own = [row for row in listed if row["family"] == family]
+        assert [row["loss"] for row in own] == [one["loss"] for one in details[family]["trials"]]
+        assert all(row["weight"] == kept.get((family, row["trial"])) for row in own)
     fields.run(
         "UPDATE duo SET model_arch = g.model_arch, model_weights = g.model_weights FROM grown g WHERE g.version = 3"
     )
@@ -209,19 +215,25 @@ def test_where_trees_cannot_be_trained_nets_answer_alone(fields):
     assert any("boosting is not trained" in notice and "texts" in notice for notice in fields.connection.notices)
 
 
-def test_a_cancel_ends_the_search_of_trees_at_once(fields):
+def test_others_watch_the_search_of_trees_and_a_cancel_ends_it_at_once(fields):
     rows = "SELECT i AS id, i % 997 AS a, sin(i) AS b, cos(i * 7) AS y FROM generate_series(1, 30000) i"
     fields.run(f"CREATE TABLE large AS {rows}")
-    for part, more in (("packed", "target => 'y', exclude => 'id'"), ("checked", "fitted_on => 'large_packed'")):
-        fields.run(f"SELECT mop_pack('large', 'large_{part}', {more})")
-    call = "SELECT madlib.mop_ensemble(NULL, 'large_checked', 'felled', trained_on => 'large_packed', "
-    call += "families => 'boosting', time_limit => '9 min')"
-    other = fields.another()
+    call = "SELECT madlib.mop_train('large', 'felled', target => 'y', exclude => 'id', families => 'boosting', "
+    call += "time_limit => '9 min')"
+    other, watching = fields.another(), "SELECT * FROM mop_trainings WHERE model = 'felled' AND trials > 1"
     calling = Calling(other, call)
-    assert eventually(lambda: any(map(is_boosting, trainers_of(fields))))
-    fields.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
+    assert eventually(lambda: fields.run(watching))
+    (row,) = fields.run(watching)
+    assert (row["step"], row["pid"]) == ("boosting", other.connection.info.backend_pid)
+    assert row["best_loss"] > 0 and 0 < row["seconds_left"] < 540 and any(map(is_boosting, trainers_of(fields)))
+    fields.run("CREATE ROLE passer_by LOGIN; GRANT mop_user TO passer_by; GRANT USAGE ON SCHEMA madlib TO passer_by")
+    stranger = fields.another("passer_by")
+    assert stranger.run("SELECT * FROM madlib.mop_trainings") == []
+    stranger.close()
+    fields.run("SELECT pg_cancel_backend(%s)", [row["pid"]])
     assert isinstance(calling.end(), psycopg2.errors.QueryCanceled)
     assert eventually(lambda: not any(map(is_boosting, trainers_of(fields))))
+    assert fields.run("SELECT * FROM mop_trainings") == []
     other.close()
 
 

@@ -14,7 +14,9 @@ from pg_mop.api.tables.trained import (
     NETS,
     Kept,
     Target,
+    Tell,
     Trained,
+    answer_of,
     check_installed,
     kept_of,
     seed_of,
@@ -57,9 +59,10 @@ def train(
     seconds: float,
     most_trials: float | None = None,
     objective: Mapping[str, Any] = MappingProxyType({}),
+    tell: Tell | None = None,
 ) -> Trained:
     """Search boosted trees on a packed table for so many seconds; `valid`: the rows that judge; `objective`: LightGBM's
-    parameters, where it is not the usual one. Raises MopError."""
+    parameters, where it is not the usual one; `tell`: told of the trials so far. Raises MopError."""
     began = time.monotonic()
     check_installed(BOOSTING)
     threads = settings.free_cores()
@@ -98,7 +101,7 @@ def train(
             *(array.reshape(-1).view(np.uint8) for arrays in given for array in arrays),
         )
         del given
-        header, payloads = trainer.receive()
+        header, payloads = answer_of(trainer, tell)
     if "absent" in header:
         raise MopError("the trainer cannot load LightGBM", detail=header["absent"], sqlstate="58000")
     texts, answers = payloads[: len(header["kept"])], payloads[len(header["kept"]) :]

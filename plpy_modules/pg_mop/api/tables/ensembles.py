@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import math
 import time
@@ -238,10 +239,11 @@ class Others(dict[str, Trained]):
         seconds: float,
         is_needed: bool = True,
         most_trials: float | None = None,
+        tell: Callable[[str, int, float | None], None] | None = None,
     ) -> None:
         """Train the `families` on a packed table, within `seconds`; `rows` judge. `is_needed`: where none of them can be
-        trained for such rows, that is an error. A family that fails is told; where all do, that is an error. Raises
-        MopError."""
+        trained for such rows, that is an error. A family that fails is told; where all do, that is an error. `tell`:
+        told of each family's trials so far. Raises MopError."""
         until = time.monotonic() + seconds
         _check_packed_alike(db, packed_text, rows)
         reasons = obstacles(rows.transform, families)
@@ -260,13 +262,17 @@ class Others(dict[str, Trained]):
         for number, family in enumerate(possible):
             share = SHARES[family] / sum(SHARES[later] for later in possible[number:])
             part = max(LEAST_SECONDS, share * (until - time.monotonic()))
+            own_tell = None
+            if tell is not None:
+                own_tell = functools.partial(tell, family)
+                own_tell(0, None)
             try:
                 if family == trained.LINEAR:
-                    self[family] = linear.train(*given, rows.metric, part)
+                    self[family] = linear.train(*given, rows.metric, part, own_tell)
                 elif family == trained.BOOSTING:
-                    self[family] = boosting.train(*given, part, most_trials, rows.metric.objective)
+                    self[family] = boosting.train(*given, part, most_trials, rows.metric.objective, own_tell)
                 else:
-                    self[family] = perceptrons.train(*given, rows.metric, part, most_trials)
+                    self[family] = perceptrons.train(*given, rows.metric, part, most_trials, own_tell)
             except MopError as error:  # the other families answer without it
                 problems.append(error)
                 if len(problems) < len(possible):

@@ -305,6 +305,8 @@ class Training:
             explained_training.explain(self, n, version)
         training_checks.tell_beginning(db, self.name, self.seconds)
         with Steps(db, f"mop_train {self.name}") as steps:
+            times.told = steps.tell
+            steps.tell(time_shares.PREPARE, times.left)
             self.begin(steps)
             same_rows.check(db, steps, str(self.source))
             try:
@@ -322,7 +324,7 @@ class Training:
                 if self.is_too_short_for_nets(reasons):
                     self.has_nets = False
                     times.leave_out(time_shares.NETS, time_shares.OTHERS)
-                rows, others = self._train_others(session, n, reasons)
+                rows, others = self._train_others(steps, session, n, reasons)
                 if self.has_nets:
                     self.search_nets(steps, n, kind)
                 with db.undone():
@@ -726,7 +728,7 @@ class Training:
         return self.times.planned(time_shares.NETS) < LEAST_FOR_NETS
 
     def _train_others(
-        self, session: Any, n: dict[str, str], reasons: dict[str, str | None]
+        self, steps: Steps, session: Any, n: dict[str, str], reasons: dict[str, str | None]
     ) -> tuple[Any, ensembles.Others]:
         """The validation rows, if they are needed, and the models of other families than nets. `reasons`: as of
         `without_others`."""
@@ -746,7 +748,8 @@ class Training:
             with self.db.undone():
                 rows = ensembles.Rows(self.db, n["checked"], self.balanced, self.arguments.metric)
             most = self.arguments.max_trials
-            others.train(self.db, session, n["packed"], rows, tuple(reasons), seconds, True, most)
+            given = self.db, session, n["packed"], rows, tuple(reasons), seconds, True, most
+            others.train(*given, lambda family, *trials: steps.tell(family, self.times.left, *trials))
         except MopError as error:
             if not self.has_nets:
                 raise
