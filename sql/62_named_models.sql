@@ -49,6 +49,22 @@ CREATE FUNCTION @extschema@.mop_list_models() RETURNS TABLE(
 -- The versions of all named models that the role may read.
 CREATE VIEW @extschema@.mop_models WITH (security_barrier) AS SELECT * FROM @extschema@.mop_list_models();
 
+CREATE FUNCTION @extschema@.mop_list_family_trials() RETURNS TABLE(
+    model text,
+    version integer,
+    family text,
+    trial integer,
+    params jsonb,
+    loss double precision,
+    rounds integer,
+    seconds double precision,
+    weight double precision
+) LANGUAGE plpython3u STABLE AS $$ #python pg_mop.api.tables.named_models.mop_list_family_trials(plpy) $$;
+
+-- The trials of other families than nets of all versions that the role may read.
+CREATE VIEW @extschema@.mop_family_trials WITH (security_barrier) AS
+SELECT * FROM @extschema@.mop_list_family_trials();
+
 -- The settings are those that the values of a row need (backend/caller.py); here PostgreSQL sets them at little cost.
 CREATE FUNCTION @extschema@.mop_predict_row(
     model text,

@@ -43,6 +43,18 @@ from pg_mop.api.tables import train
 return train.mop_retrain(plpy, *args)
 $$;
 
+-- Calls of mop_train and mop_retrain at work that the role may see. The session of a call's steps says what the call does in
+-- a comment of its present or last statement (api/tables/steps.py). Any session may have such a comment, so no value is trusted.
+CREATE VIEW @extschema@.mop_trainings WITH (security_barrier) AS
+SELECT substring(a.application_name FROM 11) AS model, a.usename AS owner, a.backend_start AS started_at,
+       said[1]::integer AS pid, said[2] AS step, nullif(said[4]::integer, 0) AS trials,
+       nullif(said[5], '')::double precision AS best_loss,
+       greatest(0, said[3]::double precision - extract(epoch FROM clock_timestamp())::double precision) AS seconds_left
+FROM (
+    SELECT s.*, regexp_matches(s.query, '^/\* mop_train ([0-9]{1,9}) ([a-z]{1,20}) ([0-9]{1,12}) ([0-9]{1,9}) '
+        '(|-?[0-9]{1,15}\.[0-9]{9}) \*/') AS said
+    FROM pg_catalog.pg_stat_activity s WHERE s.application_name LIKE 'mop\_train %' AND s.datname = current_database()) a;
+
 -- Users compare two versions of a named model on the same rows with this.
 CREATE FUNCTION @extschema@.mop_compare(name text, first double precision, second double precision, source text)
 RETURNS TABLE(metric text, first_value double precision, second_value double precision, difference double precision)

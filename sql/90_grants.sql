@@ -55,5 +55,5 @@ GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_notes, @extschema@.mop_uni
     @extschema@.mop_kernel_choices, @extschema@.mop_unit_costs, @extschema@.mop_abandoned_runs, @extschema@.mop_metrics,
     @extschema@.mop_metrics_wide, @extschema@.mop_tokens, @extschema@.mop_stages, @extschema@.mop_checkpoints,
     @extschema@.mop_lineage, @extschema@.mop_progress, @extschema@.mop_run_progress, @extschema@.mop_trials,
-    @extschema@.mop_models, @extschema@.mop_my_limits,
+    @extschema@.mop_models, @extschema@.mop_family_trials, @extschema@.mop_trainings, @extschema@.mop_my_limits,
     @extschema@.mop_trainers TO mop_user;

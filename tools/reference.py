@@ -53,6 +53,10 @@ VIEWS = {
     "mop_my_limits": "The [limits](administration.md#limit) of the caller's role. NULL: no limit.",
     "mop_models": "The versions of all named models that the role may read (docs/tables.md). `computed_by`: 'backend', or "
     "'trainer: ' and why the session cannot compute the net by itself.",
+    "mop_trainings": "The calls of `mop_train` and `mop_retrain` at work: the process of the call, its step or family, the "
+    "family's trials and their least loss on validation rows, seconds left.",
+    "mop_family_trials": "The trials of `boosting`, `linear` and `mlp` of all versions that the role may read; `weight`: their "
+    "shares of the answer.",
     "mop_checkpoints": "Model states of ended runs. Later runs may start from them.",
 }
 

@@ -23,7 +23,16 @@ from pg_mop_client.watching import LEAST_SECONDS, Look, Watcher, duration, print
 
 LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 10  # for a cancelled call to end
+# what the session of mop_train's steps says of them (api/tables/steps.py)
+TOLD = re.compile(r"^/\* mop_train \d+ (\w+) ")
 STEP = re.compile(r"\bmop_(split|pack|architecture|search)\(|\b(load_keras_model)\(")
+TRAINED = {
+    "linear": "trains linear models",
+    "boosting": "trains boosted trees",
+    "mlp": "trains perceptrons",
+    "refit": "trains again",
+    "final": "trains again",
+}
 # the words for each step of mop_train
 STEPS = {
     "split": "splits",
@@ -350,7 +359,10 @@ class _TrainingBar(_Closed):
         if steps is not None:
             self.steps = steps
             found = STEP.search(steps.query)
-            if found:
+            told = TOLD.search(steps.query)
+            if told and told[1] in TRAINED:
+                self.bar.set_description_str(self._said(TRAINED[told[1]]), refresh=False)
+            elif found:
                 self.bar.set_description_str(self._said(STEPS[found[1] or found[2]]), refresh=False)
         elif self.steps is not None:  # (its session has ended: the call measures the winner and simple models)
             self.bar.set_description_str(self._said("is measured"), refresh=False)

@@ -108,12 +108,14 @@ def search(
     seed: int,
     kept: int,
     objective: dict[str, Any] | None = None,
+    told: Callable[[list[Trial]], None] | None = None,
 ) -> list[Trial]:
     """The trials, in their order; `text` and `answers` of the best `kept` alone. Raises ImportError without LightGBM.
 
     `codes`: the elements that are category codes; `classes`: 0 for numbers; `objective`: LightGBM's parameters, in place of
-    the usual ones for these. The first two trials have fixed parameters. The search ends
-    at `until` (of time.monotonic, which all processes of a machine share), after `most` trials, or when nothing gets better.
+    the usual ones for these; `told`: called with the trials so far after each of them. The first two trials have fixed
+    parameters. The search ends at `until` (of time.monotonic, which all processes of a machine share), after `most` trials, or
+    when nothing gets better.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # (of parameters that the rows were not read with)
@@ -123,6 +125,7 @@ def search(
             until,
             most,
             kept,
+            told,
         )
 
 
@@ -158,7 +161,9 @@ def answering(
     return answers
 
 
-def _search(searching: _Search, valid: Rows, until: float, most: int, kept: int) -> list[Trial]:
+def _search(
+    searching: _Search, valid: Rows, until: float, most: int, kept: int, told: Callable[[list[Trial]], None] | None
+) -> list[Trial]:
     until = max(until, time.monotonic() + LEAST_SECONDS)
     seconds = until - time.monotonic()
     most = min(most, max(LEAST_TRIALS, len(valid.inputs) // VALID_ROWS_PER_TRIAL))
@@ -175,6 +180,8 @@ def _search(searching: _Search, valid: Rows, until: float, most: int, kept: int)
         best = min(best, trial.loss)
         for other in sorted(trials, key=lambda one: one.loss)[kept:]:
             other.text, other.answers = "", None
+        if told is not None:
+            told(trials)
     return trials
 
 

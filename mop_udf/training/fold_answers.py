@@ -1,5 +1,5 @@
-"""What models answer for rows that they were not trained on: models of the other folds answer for each fold of the rows. Runs in
-the trainer."""
+"""What models answer for rows that they were not trained on: models of the other folds answer for each fold. Runs in the
+trainer."""
 
 from __future__ import annotations
 

@@ -131,11 +131,12 @@ def search(
     until: float,
     kept: int,
     loss: NumberLoss = SQUARES,
+    told: Callable[[list[Trial]], None] | None = None,
 ) -> list[Trial]:
     """The trials, in their order; `weights` and `answers` of the best `kept` alone. Raises ImportError without SciPy.
 
-    `classes`: 0 for numbers, which are trained by `loss`. The search ends at `until` (of time.monotonic), but not before
-    LEAST_SECONDS.
+    `classes`: 0 for numbers, which are trained by `loss`; `told`: called with the trials so far after each of them. The search
+    ends at `until` (of time.monotonic), but not before LEAST_SECONDS.
     """
     load_scipy()  # (it takes a second, which no trial has taken)
     until = max(until, time.monotonic() + LEAST_SECONDS)
@@ -155,6 +156,8 @@ def search(
             trials.append(trial)
             for other in sorted(trials, key=lambda one: one.loss)[kept:]:
                 other.weights, other.answers = [], None
+            if told is not None:
+                told(trials)
             vain = 0 if trial.loss < best else vain + 1
             best = min(best, trial.loss)
             if vain >= VAIN:

@@ -88,11 +88,12 @@ def search(
     seed: int,
     kept: int,
     loss: NumberLoss = SQUARES,
+    told: Callable[[list[Trial]], None] | None = None,
 ) -> list[Trial]:
     """The trials, in their order; `weights` and `answers` of the best `kept` alone.
 
-    `dimensions`: of the table of each array of codes; `classes`: 0 for numbers, which are trained by `loss`. The search
-    ends at `until` (of time.monotonic) or after `most` trials.
+    `dimensions`: of the table of each array of codes; `classes`: 0 for numbers, which are trained by `loss`; `told`: called
+    with the trials so far after each of them. The search ends at `until` (of time.monotonic) or after `most` trials.
     """
     until = max(until, time.monotonic() + LEAST_SECONDS)
     seconds, random = until - time.monotonic(), np.random.default_rng(seed)
@@ -120,6 +121,8 @@ def search(
         trials.append(trained(data[recipe.pieces], recipe, time.monotonic() + share, int(random.integers(1 << 31))))
         for other in sorted(trials, key=lambda one: one.loss)[kept:]:
             other.weights, other.answers = [], None
+        if told is not None:
+            told(trials)
     return trials
 
 
@@ -173,12 +176,13 @@ def varied(parent: Recipe, other: Recipe, random: np.random.Generator) -> Recipe
 
 
 def trained(data: _Data, recipe: Recipe, until: float, seed: int) -> Trial:
-    """Train all passes, or those that end before `until`, at least one."""
+    """Train all passes, or those that end before `until`, or as much of the first."""
     began, net, trial = time.monotonic(), _Net(data, recipe, seed), Trial(recipe)
     for number in range(1, recipe.passes + 1):
-        if not net.train_pass(number, until if number > 1 else math.inf):
+        if not net.train_pass(number, until):
             break
         trial.passes = number
+    trial.passes = max(1, trial.passes)
     trial.answers, trial.weights = net.answers(data.valid_x, data.valid_codes), net.copied()
     trial.loss = _mean_loss(trial.answers, data.valid, data)
     trial.seconds = time.monotonic() - began
@@ -317,7 +321,7 @@ class _Net:
             if len(rows) == 1 < data.rows:
                 continue
             self._train_step(rows, recipe.rate * 0.5 * (1 + math.cos(math.pi * share)), recipe.dropout)
-            if at % 64 == 63 and time.monotonic() > until:
+            if time.monotonic() > until:  # (with thousands of classes, a step takes hundredths of a second)
                 return False
         return True
 

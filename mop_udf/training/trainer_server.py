@@ -19,6 +19,7 @@ Each request is one frame and is answered by one frame, unless the table says ot
     boosting rows, validation rows         -> LightGBM's trials, and of the best their texts and answers, if it is installed
     linear   rows, validation rows         -> the trials of linear models, and of the best their weights and answers
     mlp      rows, validation rows         -> the same of multilayer perceptrons
+                                              (before its answer, a search tells of the trials so far: "done", "best")
     refit    rows                          -> texts of trees, or weights of linear models, with given parameters; with folds,
                                               the answers of such models for rows of other folds
 
@@ -29,6 +30,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -49,6 +52,7 @@ from mop_udf.unit_spec import TrainerUnit, UnitRequest, steps_of
 
 Header = dict[str, Any]  # of a request
 Payloads = list[bytearray]
+TELL_SECONDS = 0.5  # between two frames that tell of the trials of a search
 EVALUATED_ROWS = 1024  # least rows of a piece that is evaluated at once, where rows are not kept
 
 
@@ -314,7 +318,7 @@ class TrainerServer:
             parts = zip(header["shapes"], header["weighted"], strict=True)
             train, valid = (boosting.rows_of(shape, is_weighted, given) for shape, is_weighted in parts)
             limits = {name: header[name] for name in ("until", "most", "threads", "seed", "kept", "objective")}
-            trials = boosting.search(train, valid, header["codes"], header["classes"], **limits)
+            trials = boosting.search(train, valid, header["codes"], header["classes"], **limits, told=self._telling())
             self._send_trials(trials, lambda one: one.text.encode())
         except ImportError as error:
             self.channel.send({"absent": str(error)})
@@ -343,12 +347,24 @@ class TrainerServer:
             codes, pieces = linear.read_design(header)
             limits = {name: header[name] for name in ("classes", "until", "kept")}
             limits["loss"] = NumberLoss(*header["loss"])
-            trials = search(train=train, valid=valid, codes=codes, pieces=pieces, **limits)
+            trials = search(train=train, valid=valid, codes=codes, pieces=pieces, **limits, told=self._telling())
             self._send_trials(trials, lambda one: linear.flat(one.weights))
         except ImportError as error:
             self.channel.send({"absent": str(error)})
         except Exception as error:
             self._refuse(error)
+
+    def _telling(self) -> Callable[[Sequence[Any]], None]:
+        """A function that tells the backend of the trials so far, now and then."""
+        told_at = 0.0
+
+        def tell(trials: Sequence[Any]) -> None:
+            nonlocal told_at
+            if time.monotonic() > told_at + TELL_SECONDS:
+                told_at, best = time.monotonic(), min(one.loss for one in trials)
+                self.channel.send({"done": len(trials), "best": best if math.isfinite(best) else None, "last": False})
+
+        return tell
 
     def _send_trials(self, trials: Sequence[Any], content: Callable[[Any], Any]) -> None:
         """Send all trials as JSON, and of those that are kept the `content` and the answers."""

@@ -60,6 +60,7 @@ def test_somebody_elses_table_runs_nothing(honest, forger, trick):
         honest.run("TRUNCATE trap")  # (CREATE INDEX and ADD CHECK ran it as its owner)
         names = [r["name"] for r in honest.run("SELECT * FROM madlib.mop_models")]
         assert "beans_model" in names and "forged" not in names
+        assert "forged" not in [r["model"] for r in honest.run("SELECT * FROM madlib.mop_family_trials")]
         assert any(text in str(honest.error(ROW)) for text in ("of another role has", "is no model with versions"))
         assert honest.run("SELECT * FROM trap") == []
     finally:

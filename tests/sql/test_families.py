@@ -165,6 +165,12 @@ def test_mop_train_trains_both_and_says_what_the_answer_is_made_of(fields):
     assert "version 3" in report.lower()
     details = fields.value("SELECT details FROM duo WHERE version = 3")
     assert all({"params", "rounds", "loss", "ended"} <= set(one) for one in details["boosting"]["trials"])
+    listed = fields.run("SELECT * FROM mop_family_trials WHERE model = 'duo' AND version = 3")
+    kept = {(one["family"], one.get("trial")): one["weight"] for one in details["ensemble"]["members"]}
+    for family in ("boosting", "mlp"):
+        own = [row for row in listed if row["family"] == family]
+        assert [row["loss"] for row in own] == [one["loss"] for one in details[family]["trials"]]
+        assert all(row["weight"] == kept.get((family, row["trial"])) for row in own)
     fields.run(
         "UPDATE duo SET model_arch = g.model_arch, model_weights = g.model_weights FROM grown g WHERE g.version = 3"
     )
@@ -209,19 +215,25 @@ def test_where_trees_cannot_be_trained_nets_answer_alone(fields):
     assert any("boosting is not trained" in notice and "texts" in notice for notice in fields.connection.notices)
 
 
-def test_a_cancel_ends_the_search_of_trees_at_once(fields):
+def test_others_watch_the_search_of_trees_and_a_cancel_ends_it_at_once(fields):
     rows = "SELECT i AS id, i % 997 AS a, sin(i) AS b, cos(i * 7) AS y FROM generate_series(1, 30000) i"
     fields.run(f"CREATE TABLE large AS {rows}")
-    for part, more in (("packed", "target => 'y', exclude => 'id'"), ("checked", "fitted_on => 'large_packed'")):
-        fields.run(f"SELECT mop_pack('large', 'large_{part}', {more})")
-    call = "SELECT madlib.mop_ensemble(NULL, 'large_checked', 'felled', trained_on => 'large_packed', "
-    call += "families => 'boosting', time_limit => '9 min')"
-    other = fields.another()
+    call = "SELECT madlib.mop_train('large', 'felled', target => 'y', exclude => 'id', families => 'boosting', "
+    call += "time_limit => '9 min')"
+    other, watching = fields.another(), "SELECT * FROM mop_trainings WHERE model = 'felled' AND trials > 1"
     calling = Calling(other, call)
-    assert eventually(lambda: any(map(is_boosting, trainers_of(fields))))
-    fields.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
+    assert eventually(lambda: fields.run(watching))
+    (row,) = fields.run(watching)
+    assert (row["step"], row["pid"]) == ("boosting", other.connection.info.backend_pid)
+    assert row["best_loss"] > 0 and 0 < row["seconds_left"] < 540 and any(map(is_boosting, trainers_of(fields)))
+    fields.run("CREATE ROLE passer_by LOGIN; GRANT mop_user TO passer_by; GRANT USAGE ON SCHEMA madlib TO passer_by")
+    stranger = fields.another("passer_by")
+    assert stranger.run("SELECT * FROM madlib.mop_trainings") == []
+    stranger.close()
+    fields.run("SELECT pg_cancel_backend(%s)", [row["pid"]])
     assert isinstance(calling.end(), psycopg2.errors.QueryCanceled)
     assert eventually(lambda: not any(map(is_boosting, trainers_of(fields))))
+    assert fields.run("SELECT * FROM mop_trainings") == []
     other.close()
 
 
@@ -255,7 +267,7 @@ def test_arrays_of_numbers_are_elements_of_linear_models(fields):
         "CREATE TABLE vectors AS SELECT id, ARRAY[size / 50, 1, coalesce(age, 20) / 30.0]::float8[] AS own, price FROM fields"
     )
     call = TRAIN.replace("'fields'", "'vectors'").format(
-        "of_vectors", "price", ", families => 'linear', refit => false"
+        "of_vectors", "price", ", families => 'linear', refit => false, split => 'group', by => 'id'"
     )
     fields.run(call.replace("time_limit => '12 s'", "time_limit => '5 s'"))
     details = fields.value("SELECT details FROM of_vectors")
@@ -336,14 +348,36 @@ def test_a_short_call_trains_perceptrons_in_place_of_nets_and_needs_no_test_part
     assert refit["rows"] == ROWS and refit["models"] == refit["of"] == len(row["details"]["ensemble"]["members"])
     hint = fields.error("SELECT mop_retrain('brief')").diag.message_hint
     assert "automatic => false" in hint
-    assert "perceptrons in place of nets" in str(
-        fields.error("SELECT mop_explain($$" + TRAIN.format("b", "wet", "") + "$$)")
+
+
+def test_all_known_rows_choose_where_they_are_few(fields):
+    report = fields.value(TRAIN.format("few", "wet", ", max_trials => 4, keep => true"))
+    details = fields.value("SELECT details FROM few WHERE version = 1")
+    known = details["rows"]["train"] + details["rows"]["valid"]
+    assert details["ensemble"]["folds"] == 5 and details["ensemble"]["rows"] == known
+    assert {"boosting", "linear", "mlp"} == {family for family in ("boosting", "linear", "mlp") if family in details}
+    call = next(line for line in report.splitlines() if "mop_ensemble(" in line)
+    assert "folds => true" in call and fields.value(call.strip()) == 2  # by hand
+    members = "SELECT details->'ensemble'->'folds', details->'ensemble'->'rows' FROM few WHERE version = 2"
+    assert list(fields.run(members)[0].values()) == [5, known]
+
+
+def test_ensembles_by_folds_name_what_they_lack(fields):
+    call = "SELECT mop_ensemble({}, 'wet_checked', 'no', trained_on => 'wet_packed', folds => true)"
+    assert "its models are trained already" in str(fields.error(call.format("'wet_search'")))
+    fields.run("DROP TABLE IF EXISTS bulky, bulky_summary")
+    fields.run(
+        "SELECT mop_pack('SELECT t.* FROM fields t, generate_series(1, 40)', 'bulky', fitted_on => 'wet_packed')"
     )
+    error = fields.error(call.format("NULL").replace("'wet_packed'", "'bulky'"))
+    assert "at most 5,000 rows" in str(error) and error.diag.message_hint
 
 
 def test_members_that_are_trained_again_answer_as_before_but_for_their_rows(fields):
-    """refit => false leaves the trainer's models; their answers for the validation rows are those that chose."""
-    call = TRAIN.format("{}", "price", ", families => 'linear, mlp', max_trials => 3, refit => {}")
+    """refit => false leaves the trainer's models; their answers for the validation rows are those that chose. (Folds do not
+    choose by groups.)"""
+    more = ", families => 'linear, mlp', max_trials => 3, split => 'group', by => 'id', refit => {}"
+    call = TRAIN.format("{}", "price", more)
     for name, again in (("once", "false"), ("twice", "true")):
         fields.run(call.format(name, again))
     details = {name: fields.value(f"SELECT details FROM {name}") for name in ("once", "twice")}

@@ -57,8 +57,8 @@ def test_no_function_for_users_is_without_help(db):
     # so have those on ordinary tables and named models
     for path in (ROOT / "sql").glob("[26][24]_*.sql"):
         runs |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", path.read_text()))
-    runs -= {*OF_PREDICTION, "mop_list_models", "mop_split_for", *NAMES}
-    internal |= {*OF_PREDICTION, "mop_list_models", "mop_split_for"}
+    runs -= {*OF_PREDICTION, "mop_list_models", "mop_list_family_trials", "mop_split_for", *NAMES}
+    internal |= {*OF_PREDICTION, "mop_list_models", "mop_list_family_trials", "mop_split_for"}
     assert runs <= functions and all(f"\n## {name}\n" in reference() for name in runs)
     helpers = {n for n in functions if n.startswith("convert_")}
     assert functions - internal - helpers - runs == {*NAMES, "gpu_configuration"}

@@ -67,7 +67,11 @@ def test_the_trainer_answers_a_request():
         }
         header |= {"until": time.monotonic() + LONG, "most": 5, "threads": 1, "seed": 1, "kept": 2, "objective": {}}
         channel.send(header, *(np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays))
-        answer, payloads = channel.receive()
+        told, (answer, payloads) = [], channel.receive()
+        while "kept" not in answer:
+            told.append(answer["done"])
+            answer, payloads = channel.receive()
+        assert told and told == sorted(told) and told[-1] <= len(answer["trials"])
         assert len(answer["kept"]) == 2 and len(payloads) == 4 and len(answer["trials"]) > 2
         found = trees.read(bytes(payloads[0]), 4)(X[300:])
         assert np.allclose(found[:, 0], np.frombuffer(payloads[2], "f8"))

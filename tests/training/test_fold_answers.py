@@ -23,10 +23,10 @@ def test_each_fold_is_answered_by_a_model_of_the_other_rows():
     for (_, penalty), answers in zip(MODELS, found, strict=True):
         expected = np.zeros(60)
         for fold in (1, 2, 3):
-            others = np.column_stack([X, np.ones(60)])[FOLDS != fold]
+            others = np.column_stack([X, np.ones(60)])[fold != FOLDS]
             ridge = others.T @ others + np.diag([penalty / 2] * 3 + [0])  # the loss is the square without a half
-            weights = np.linalg.solve(ridge, others.T @ ROWS.targets[FOLDS != fold])
-            expected[FOLDS == fold] = X[FOLDS == fold] @ weights[:3] + weights[3]
+            weights = np.linalg.solve(ridge, others.T @ ROWS.targets[fold != FOLDS])
+            expected[fold == FOLDS] = X[fold == FOLDS] @ weights[:3] + weights[3]
         assert np.allclose(answers[:, 0], expected[FOLDS > 0], atol=1e-3)
 
 

@@ -179,3 +179,11 @@ def test_a_linear_model_without_time_answers_with_the_shares_of_the_classes():
     model = linear._Model(train, INPUTS, PIECES, 3)
     answers, _ = model.answers(model.fitted(1.0, 0.0, None))
     assert np.allclose(answers, np.bincount(train.targets.astype(int)) / len(train.targets))
+
+
+def test_a_perceptron_without_time_has_a_part_of_a_pass():
+    train, valid = parts(0)
+    recipe = perceptrons.Recipe((8,), batch=32, passes=5)
+    cut = perceptrons.trained(perceptrons._Data(train, valid, INPUTS, [4, 4], None, 0), recipe, 0.0, 1)
+    (whole,) = perceptrons.refit(train, INPUTS, [4, 4], None, 0, [(recipe, 1)], 1)
+    assert cut.passes == 1 and np.isfinite(cut.answers).all() and not np.allclose(cut.weights[-2], whole[-2])

@@ -15,7 +15,9 @@ from pg_mop.api.tables.trained import (
     Folds,
     Kept,
     Target,
+    Tell,
     Trained,
+    answer_of,
     answers_of,
     check_installed,
     kept_of,
@@ -60,9 +62,10 @@ def train(
     metric: Metric,
     seconds: float,
     most_trials: float | None = None,
+    tell: Tell | None = None,
 ) -> Trained:
     """Search boosted trees on a packed table for so many seconds; `valid`: the rows that judge; `metric`: for which the trees
-    are trained. Raises MopError."""
+    are trained; `tell`: told of the trials so far. Raises MopError."""
     began = time.monotonic()
     check_installed(BOOSTING)
     threads = settings.free_cores()
@@ -101,7 +104,7 @@ def train(
             *(array.reshape(-1).view(np.uint8) for arrays in given for array in arrays),
         )
         del given
-        header, payloads = trainer.receive()
+        header, payloads = answer_of(trainer, tell)
     if "absent" in header:
         raise MopError("the trainer cannot load LightGBM", detail=header["absent"], sqlstate="58000")
     texts, answers = payloads[: len(header["kept"])], payloads[len(header["kept"]) :]

@@ -13,7 +13,7 @@ from typing import Any
 
 from mop_udf.aggregate import Session
 from pg_mop.api.common.session import trainer_of, trainer_options
-from pg_mop.api.tables.trained import NETS, Kept, Target, Trained, check_installed, kept_of, target_of
+from pg_mop.api.tables.trained import NETS, Kept, Target, Tell, Trained, answer_of, check_installed, kept_of, target_of
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
@@ -176,6 +176,7 @@ def search(
     valid: Target,
     is_balanced: bool,
     metric: Metric,
+    tell: Tell | None,
     seconds: float,
     cells_per_second: int,
     request: dict[str, Any],
@@ -183,7 +184,7 @@ def search(
     net_of: Callable[[DenseInputs, dict[str, Any], bytes], tuple[str, bytes]],
 ) -> Trained:
     """The trials of a family on a packed table, for so many seconds; `valid`: the rows that judge; `metric`: for which
-    numbers are trained. `request`: what the family's
+    numbers are trained; `tell`: told of the trials so far. `request`: what the family's
     request has besides the rows; `info_of`, `net_of`: what a version keeps of a trial, and its net. Raises MopError."""
     began = time.monotonic()
     check_installed(request["op"])
@@ -205,7 +206,7 @@ def search(
     if training.truth.shape[1] != valid.truth.shape[1]:
         raise MopError(f'the targets of "{packed_text}" and of the validation rows are not packed alike')
     request = {**request, "until": began + seconds, "kept": min(request["kept"], max(1, MOST_BYTES // answer_bytes))}
-    header, payloads = asked(db, session, inputs, [training, valid], metric, request)
+    header, payloads = asked(db, session, inputs, [training, valid], metric, request, tell)
     numbers, trials, kept = header["kept"], header["trials"], []
     for place, outputs in kept_of(payloads[len(numbers) :], len(valid.truth)):
         info = info_of(trials[numbers[place]])
@@ -215,9 +216,16 @@ def search(
 
 
 def asked(
-    db: Database, session: Session, inputs: DenseInputs, rows: Sequence[Target], metric: Metric, header: dict[str, Any]
+    db: Database,
+    session: Session,
+    inputs: DenseInputs,
+    rows: Sequence[Target],
+    metric: Metric,
+    header: dict[str, Any],
+    tell: Tell | None = None,
 ) -> tuple[dict[str, Any], list[Any]]:
-    """The trainer's answer to a request about rows; `metric`: for which numbers are trained. Raises MopError."""
+    """The trainer's answer to a request about rows; `metric`: for which numbers are trained; `tell`: told of the trials so far.
+    Raises MopError."""
     shapes, arrays = [], []
     for own in rows:
         vectors = inputs.arrays(own)
@@ -229,7 +237,7 @@ def asked(
             *(np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays),
         )
         del arrays
-        answer, payloads = trainer.receive()
+        answer, payloads = answer_of(trainer, tell)
     if "absent" in answer:
         raise MopError("the trainer cannot load SciPy", detail=answer["absent"], sqlstate="58000")
     return answer, payloads

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import copy
+import functools
 import json
 import math
 import time
@@ -247,10 +248,11 @@ class Others(dict[str, Trained]):
         is_needed: bool = True,
         most_trials: float | None = None,
         by_folds: bool = False,
+        tell: Callable[[str, int, float | None], None] | None = None,
     ) -> None:
         """Train the `families` on a packed table, within `seconds`; `rows` judge. `is_needed`: where none of them can be
-        trained for such rows, that is an error; `by_folds`: the training rows choose, too. A family that fails is told; where
-        all do, that is an error. Raises MopError."""
+        trained for such rows, that is an error; `by_folds`: the training rows choose, too; `tell`: told of each family's trials
+        so far. A family that fails is told; where all do, that is an error. Raises MopError."""
         began = time.monotonic()
         until = began + seconds * (1 - folded.SHARE * by_folds)
         _check_packed_alike(db, packed_text, rows)
@@ -270,13 +272,17 @@ class Others(dict[str, Trained]):
         for number, family in enumerate(possible):
             share = SHARES[family] / sum(SHARES[later] for later in possible[number:])
             part = max(LEAST_SECONDS, share * (until - time.monotonic()))
+            own_tell = None
+            if tell is not None:
+                own_tell = functools.partial(tell, family)
+                own_tell(0, None)
             try:
                 if family == trained.LINEAR:
-                    self[family] = linear.train(*given, part)
+                    self[family] = linear.train(*given, part, own_tell)
                 elif family == trained.BOOSTING:
-                    self[family] = boosting.train(*given, part, most_trials)
+                    self[family] = boosting.train(*given, part, most_trials, own_tell)
                 else:
-                    self[family] = perceptrons.train(*given, part, most_trials)
+                    self[family] = perceptrons.train(*given, part, most_trials, own_tell)
             except MopError as error:  # the other families answer without it
                 problems.append(error)
                 if len(problems) < len(possible):
@@ -285,8 +291,9 @@ class Others(dict[str, Trained]):
         if problems and not self:
             raise problems[-1]
         if by_folds:
-            left = began + seconds - time.monotonic()
-            answered = folded.answered(*given, self, left)
+            if tell is not None:
+                tell("folds", sum(len(own.trials) for own in self.values()), None)
+            answered = folded.answered(*given, self, began + seconds - time.monotonic())
             if answered is not None:
                 target, kept = answered
                 self.rows = rows.judging(target)

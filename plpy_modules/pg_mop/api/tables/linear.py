@@ -13,7 +13,7 @@ from typing import Any
 from mop_udf.aggregate import Session
 from pg_mop.api.tables import dense_inputs
 from pg_mop.api.tables.dense_inputs import DenseInputs
-from pg_mop.api.tables.trained import LINEAR, Folds, Target, Trained, answers_of
+from pg_mop.api.tables.trained import LINEAR, Folds, Target, Tell, Trained, answers_of
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.columns import Transform
@@ -33,12 +33,13 @@ def train(
     is_balanced: bool,
     metric: Metric,
     seconds: float,
+    tell: Tell | None = None,
 ) -> Trained:
     """Search linear models on a packed table for so many seconds; `valid`: the rows that judge; `metric`: for which
-    numbers are trained. Raises MopError."""
+    numbers are trained; `tell`: told of the trials so far. Raises MopError."""
     request = {"op": LINEAR, "kept": KEPT}
     return dense_inputs.search(
-        db, session, packed_text, valid, is_balanced, metric, seconds, CELLS_PER_SECOND, request, _info, _net
+        db, session, packed_text, valid, is_balanced, metric, tell, seconds, CELLS_PER_SECOND, request, _info, _net
     )
 
 

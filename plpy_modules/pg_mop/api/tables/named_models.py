@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from pg_mop.api.common.model_table import StoredModel
+from pg_mop.api.tables import trained
 from pg_mop.backend import foreign_code, weights
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
@@ -246,19 +248,8 @@ def mop_share(db: Database, name: str | None, role: str | None, what: str | None
 @sql_function
 def mop_list_models(db: Database) -> list[tuple[Any, ...]]:
     """The versions of all named models that the caller may read."""
-    if db.has_segments:  # mop_deploy and mop_train refuse to make one there
-        return []
-    tables = db.execute(
-        "SELECT format('%I.%I', n.nspname, c.relname) AS t, quote_ident(c.relname) AS bare, c.oid, "
-        "pg_get_userbyid(c.relowner)::text AS owner FROM pg_class c "
-        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid IN (SELECT attrelid FROM pg_attribute WHERE "
-        "attname = 'model_weights') AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') "
-        f"AND {IS_MODEL} AND {IS_SAFE} ORDER BY 1"
-    )
     rows_of_models: list[Any] = []
-    for table in tables:
-        with db.caller_path():
-            visible = db.value("SELECT pg_catalog.pg_table_is_visible($1) AS v", ["pg_catalog.oid"], [table["oid"]])
+    for table, name in _readable_models(db):
         for row in db.execute(
             f"SELECT version, in_use, target, kind, metrics::text AS metrics, created::text AS created, description, "
             f"octet_length(model_weights) AS bytes, {weights.reference_sql('model_weights')} AS reference, "
@@ -268,7 +259,7 @@ def mop_list_models(db: Database) -> list[tuple[Any, ...]]:
             computer, size = computed_by(row), weights.size_of(row)
             rows_of_models.append(
                 (
-                    table["bare"] if visible else table["t"],
+                    name,
                     *(row[name] for name in ("version", "in_use", "target", "kind", "metrics", "created")),
                     table["owner"],
                     size,
@@ -277,6 +268,33 @@ def mop_list_models(db: Database) -> list[tuple[Any, ...]]:
                 )
             )
     return rows_of_models
+
+
+@sql_function
+def mop_list_family_trials(db: Database) -> list[tuple[Any, ...]]:
+    """The trials of boosting, linear and mlp of all versions that the caller may read."""
+    found: list[tuple[Any, ...]] = []
+    for table, name in _readable_models(db):
+        for row in db.execute(f"SELECT version, details::text AS details FROM {table['t']} ORDER BY version"):
+            details = json.loads(row["details"] or "null")
+            found += [(name, row["version"], *trial) for trial in trained.trials_of(details)]
+    return found
+
+
+def _readable_models(db: Database) -> Iterator[tuple[Any, str]]:
+    """(table, name for the caller) of each named model that the caller may read."""
+    if db.has_segments:  # mop_deploy and mop_train refuse to make one there
+        return
+    for table in db.execute(
+        "SELECT format('%I.%I', n.nspname, c.relname) AS t, quote_ident(c.relname) AS bare, c.oid, "
+        "pg_get_userbyid(c.relowner)::text AS owner FROM pg_class c "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid IN (SELECT attrelid FROM pg_attribute WHERE "
+        "attname = 'model_weights') AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') "
+        f"AND {IS_MODEL} AND {IS_SAFE} ORDER BY 1"
+    ):
+        with db.caller_path():
+            visible = db.value("SELECT pg_catalog.pg_table_is_visible($1) AS v", ["pg_catalog.oid"], [table["oid"]])
+        yield table, table["bare"] if visible else table["t"]
 
 
 def with_shapes(model: StoredModel) -> Transform:

@@ -12,7 +12,7 @@ from typing import Any
 from mop_udf.aggregate import Session
 from pg_mop.api.tables import dense_inputs
 from pg_mop.api.tables.dense_inputs import DenseInputs
-from pg_mop.api.tables.trained import MLP, Folds, Target, Trained, answers_of, seed_of
+from pg_mop.api.tables.trained import MLP, Folds, Target, Tell, Trained, answers_of, seed_of
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.columns import Transform
@@ -33,13 +33,14 @@ def train(
     metric: Metric,
     seconds: float,
     most_trials: float | None = None,
+    tell: Tell | None = None,
 ) -> Trained:
     """Search perceptrons on a packed table for so many seconds; `valid`: the rows that judge; `metric`: for which
-    numbers are trained. Raises MopError."""
+    numbers are trained; `tell`: told of the trials so far. Raises MopError."""
     most = int(min(MOST_TRIALS, most_trials or MOST_TRIALS))
     request = {"op": MLP, "kept": KEPT, "most": most, "seed": seed_of(db)}
     return dense_inputs.search(
-        db, session, packed_text, valid, is_balanced, metric, seconds, CELLS_PER_SECOND, request, _info, _net
+        db, session, packed_text, valid, is_balanced, metric, tell, seconds, CELLS_PER_SECOND, request, _info, _net
     )
 
 

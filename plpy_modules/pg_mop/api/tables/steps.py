@@ -32,7 +32,7 @@ class Steps:
 
     def __init__(self, db: Database, name: str) -> None:
         """Open the session; `name`: its application_name. Raises MopError."""
-        self.db = db
+        self.db, self._told, self._pid = db, "", db.value("SELECT pg_backend_pid()")
         aggregate.session(db.plpy).give_back()  # a step may need the trainer of the calling session
         self.session = sessions.open_session(targets.local(db), None, name, db.check_interrupts)
         parameters = {"search_path": db.callers_path or "", "client_min_messages": "notice"}
@@ -56,7 +56,7 @@ class Steps:
         """Run a statement and return its rows; `quiet`: its messages are dropped. Raises MopError."""
         problem: MopError | None = None
         try:
-            self.session.begin(sql)
+            self.session.begin(self._told + sql)
             checked = time.monotonic()
             while True:
                 ended = sessions.wait([self.session], self.db.check_interrupts)
@@ -85,6 +85,14 @@ class Steps:
             self._stop()
             raise
         raise problem
+
+    def tell(self, step: str, left: float, trials: int = 0, loss: float | None = None) -> None:
+        """Let other sessions see, by the view mop_trainings, what this call does. `left`: seconds of its time limit; `trials`:
+        of a family so far, and the least `loss` of them. The session's present or last statement says it, as a comment: nothing
+        must be committed. Raises MopError."""
+        best = "" if loss is None else f"{loss:.9f}"
+        self._told = f"/* mop_train {self._pid} {step} {time.time() + left:.0f} {trials} {best} */ "
+        self.run("SELECT 1", True)
 
     def _tell(self, quiet: bool) -> None:
         notices = self.session.connection.notices

@@ -36,6 +36,7 @@ class TimeShares:
         self._step: str | None = None
         self._step_began = self._began
         self.seconds: dict[str, float] = {}
+        self.told: Callable[[str, float], None] = lambda step, left: None  # of each step that begins, and the time left
         self.left_out: list[str] = []
 
     @property
@@ -79,6 +80,7 @@ class TimeShares:
         for name in names[: names.index(step) + 1]:
             del self._to_come[name]
         self._step, self._step_began = step, self._clock()
+        self.told(step, self.left)
         return seconds
 
     def end(self) -> None:

@@ -306,6 +306,8 @@ class Training:
             explained_training.explain(self, n, version)
         training_checks.tell_beginning(db, self.name, self.seconds)
         with Steps(db, f"mop_train {self.name}") as steps:
+            times.told = steps.tell
+            steps.tell(time_shares.PREPARE, times.left)
             self.begin(steps)
             same_rows.check(db, steps, str(self.source))
             try:
@@ -323,7 +325,7 @@ class Training:
                 if self.has_perceptrons_alone(reasons):
                     self.has_nets = False
                     times.leave_out(time_shares.NETS, time_shares.OTHERS)
-                rows, others = self._train_others(session, n, reasons)
+                rows, others = self._train_others(steps, session, n, reasons)
                 if self.has_nets:
                     self.search_nets(steps, n, kind)
                 with db.undone():
@@ -733,7 +735,7 @@ class Training:
         return self.split in ("random", "stratified") and "valid" in self.parts and known <= folded.MOST_ROWS
 
     def _train_others(
-        self, session: Any, n: dict[str, str], reasons: dict[str, str | None]
+        self, steps: Steps, session: Any, n: dict[str, str], reasons: dict[str, str | None]
     ) -> tuple[Any, ensembles.Others]:
         """The validation rows, if they are needed, and the models of other families than nets. `reasons`: as of
         `without_others`."""
@@ -754,7 +756,8 @@ class Training:
                 rows = ensembles.Rows(self.db, n["checked"], self.balanced, self.arguments.metric)
             most = self.arguments.max_trials
             by_folds = not self.has_nets and self.are_folds_possible
-            others.train(self.db, session, n["packed"], rows, tuple(reasons), seconds, True, most, by_folds)
+            given = self.db, session, n["packed"], rows, tuple(reasons), seconds, True, most, by_folds
+            others.train(*given, lambda family, *trials: steps.tell(family, self.times.left, *trials))
         except MopError as error:
             if not self.has_nets:
                 raise
@@ -820,7 +823,8 @@ class Training:
         arguments = [str(value) if isinstance(value, int) else quote_literal(value) for value in values]
         for name, value in given.items():
             if value is not None:
-                arguments.append(f"{name} => {value if isinstance(value, (int, float)) else quote_literal(value)}")
+                said = str(value).lower() if isinstance(value, (int, float)) else quote_literal(value)
+                arguments.append(f"{name} => {said}")
         return f"{verb} {written(self.db.schema)}.{function}({', '.join(arguments)});"
 
     def ref(self, name: str, suffix: str = "") -> str:

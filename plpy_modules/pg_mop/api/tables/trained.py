@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from pg_mop.backend import settings
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import split_names
+from pg_mop.backend.quoting import finite_json, split_names
 from pg_mop.columns import Transform
 from pg_mop.packing import packed_rows
 from pg_mop.packing.packed_table import PackedTable
@@ -19,6 +19,7 @@ from pg_mop.packing.packed_table import PackedTable
 NETS, BOOSTING, LINEAR, MLP = "nets", "boosting", "linear", "mlp"
 PACKAGES = {NETS: None, BOOSTING: "lightgbm", LINEAR: "scipy", MLP: "scipy"}  # {family: the package that it needs}
 FAMILIES = tuple(PACKAGES)
+MOST_NUMBER = 2.0**31  # in the details of a version
 SECONDS = 10.0  # that the families are trained in a call of mop_ensemble
 MOST_BYTES = 512 << 20  # of rows that are read at once
 
@@ -141,6 +142,49 @@ class Trained:
     def to_json(self) -> dict[str, Any]:
         """The value of the family's key in a version's details."""
         return {"trials": self.trials, "rows": self.rows, "seconds": self.seconds}
+
+
+Tell = Callable[[int, "float | None"], None]  # trials so far, and the least loss of them
+
+
+def answer_of(trainer: Any, tell: Tell | None) -> tuple[dict[str, Any], list[Any]]:
+    """The answer of a trainer to a search; `tell`: told of the trials until it comes."""
+    while True:
+        header, payloads = trainer.receive()
+        if "done" not in header:
+            return header, payloads
+        if tell is not None:
+            tell(header["done"], header["best"])
+
+
+def trials_of(details: Any) -> list[tuple[Any, ...]]:
+    """The rows of mop_family_trials (but model and version) that the details of a version have; what cannot be read is left
+    out.
+
+    >>> members = [{"family": "mlp", "trial": 1, "weight": 0.7}]
+    >>> trials_of({"mlp": {"trials": [{"params": {}, "loss": 0.5, "passes": 3}, 7]}, "ensemble": {"members": members}})
+    [('mlp', 1, '{}', 0.5, 3, None, 0.7)]
+    """
+
+    def number(value: Any) -> float | None:
+        is_number = isinstance(value, (int, float)) and abs(value) < MOST_NUMBER and not isinstance(value, bool)
+        return float(value) if is_number else None
+
+    def part(of: Any, name: str, kind: type) -> Any:
+        value = of.get(name) if isinstance(of, dict) else None
+        return value if isinstance(value, kind) else kind()
+
+    members = (own for own in part(part(details, "ensemble", dict), "members", list) if isinstance(own, dict))
+    shares = {(str(own.get("family")), number(own.get("trial"))): number(own.get("weight")) for own in members}
+    found = []
+    for family in FAMILIES:
+        for place, trial in enumerate(part(part(details, family, dict), "trials", list), 1):
+            if isinstance(trial, dict):
+                rounds = number(trial.get("rounds", trial.get("passes")))
+                params, share = finite_json(part(trial, "params", dict)), shares.get((family, place))
+                loss, seconds = number(trial.get("loss")), number(trial.get("seconds"))
+                found.append((family, place, params, loss, None if rounds is None else int(rounds), seconds, share))
+    return found
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ def tell_beginning(db: Database, name: str, seconds: float) -> None:
         limit = "a limit so short may be exceeded by seconds, since trainers must start and nets be compiled"
     db.info(
         f'training model "{name}" for {seconds:.0f} s ({limit}), in this session: if the connection is lost, so is the model. '
-        f"SELECT {db.extension}.mop_submit(...) trains without a connection."
+        f"SELECT {db.extension}.mop_submit(...) trains without a connection. {db.extension}.mop_trainings shows other sessions "
+        "what the call does."
     )
 
 
