@@ -30,6 +30,7 @@ TRAINED = {
     "linear": "trains linear models",
     "boosting": "trains boosted trees",
     "mlp": "trains perceptrons",
+    "folds": "lets all rows choose",
     "refit": "trains again",
     "final": "trains again",
 }
