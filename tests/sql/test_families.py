@@ -143,7 +143,7 @@ def test_no_file_of_keras_leaves_the_trees_out(fields):
     [
         "model_weights = substring(model_weights FROM 1 FOR octet_length(model_weights) - 9)",
         "model_weights = overlay(model_weights PLACING 'nan' FROM position('leaf_value='::bytea IN model_weights) + 11)",
-        'model_arch = replace(model_arch::text, \'"weight": 0.25\', \'"weight": "a"\')::json',
+        'model_arch = replace(model_arch::text, \'"weight": 0.25, \', \'"weight": "a", \')::json',
         "model_arch = replace(model_arch::text, '\"trees\"', '\"tree\"')::json",
     ],
 )
