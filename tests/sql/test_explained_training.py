@@ -59,7 +59,7 @@ def test_a_training_from_a_table_is_planned_and_leaves_nothing(db):
 
 
 def test_the_call_that_was_explained_trains_afterwards(db):
-    call = CALL.format("60 s").replace(
+    call = CALL.format("5 s").replace(
         ", time_limit", ", families => 'nets', ensemble => 1, baselines => FALSE, max_trials => 2, time_limit"
     )
     found = plan(db, call)
