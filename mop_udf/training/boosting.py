@@ -143,13 +143,7 @@ def refit(
 
 
 def answering(
-    train: Rows,
-    others: Rows,
-    codes: list[int],
-    classes: int,
-    threads: int,
-    seed: int,
-    objective: dict[str, Any],
+    train: Rows, others: Rows, codes: list[int], classes: int, threads: int, seed: int, objective: dict[str, Any]
 ) -> Callable[[tuple[dict[str, Any], int]], np.ndarray]:
     """The function that trains a model (parameters, rounds) on `train` and returns its answers for `others`; arguments as of
     `refit`. Raises ImportError without LightGBM."""

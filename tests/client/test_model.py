@@ -213,7 +213,9 @@ def test_training_shows_its_steps_and_what_the_server_has_said(db, s, people, mo
             watched.train("members", "staying", "leaves", **given)
     with Selection(db.uri(), seed=1, progress=False) as silent:
         capsys.readouterr()
-        silent.train("members", "silent", "leaves", time_limit="60 s", **{**given, "families": "linear", "layers": None})
+        silent.train(
+            "members", "silent", "leaves", time_limit="60 s", **{**given, "families": "linear", "layers": None}
+        )
         assert capsys.readouterr() == ("", "") and silent.calls.messages == messages
 
 

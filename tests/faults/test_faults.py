@@ -30,7 +30,7 @@ def data(db):
 
 
 class Background:
-    """A call of fit_multiple in a thread, one iteration; `error` is what it raised, `seconds` how long it took after `mark()`."""
+    """A call of fit_multiple in a thread, of one iteration; `error` is what it raised."""
 
     def __init__(self, client, output, packed="flowers_packed", mst="mst"):
         self.client, self.error = client, None

@@ -35,9 +35,7 @@ def train(db, source="plain", limit="20 s", more=""):
 def test_a_timeout_before_the_time_limit_shortens_it_or_is_refused(rows):
     client = rows.another()
     client.run("SET search_path = public, madlib")
-    client.error(
-        CALL.format(source="plain", limit="0 s", more="")
-    )  # (Python and its modules are loaded)
+    client.error(CALL.format(source="plain", limit="0 s", more=""))  # (Python and its modules are loaded)
     client.run("SET statement_timeout = '3 s'")
     error = client.error(CALL.format(source="plain", limit="1 min", more=""))
     assert error.pgcode == "22023" and error.diag.message_hint == "SET statement_timeout = 0;"
