@@ -1,11 +1,14 @@
 """Real servers for the tests: one cluster for the session, and a separate database for each module."""
 
+import contextlib
 import os
 
 # as in trainers and backends: on busy cores, the threads of NumPy wait for each other most of the time
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import psycopg2  # noqa: E402
 import pytest  # noqa: E402
+from psycopg2 import sql  # noqa: E402
 
 pytest.register_assert_rewrite("support")
 
@@ -53,13 +56,23 @@ def template(server):
 
 @pytest.fixture(scope="module")
 def db(server, template, request):
-    """A superuser's session in a new database with the extension in schema madlib."""
+    """A superuser's session in a new database with the extension in schema madlib. The module's roles go with it."""
     name = "t_" + request.module.__name__.replace(".", "_")[-50:].lower()
-    maker = connect(server, "postgres")
-    maker.cursor().execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
-    maker.cursor().execute(f'CREATE DATABASE "{name}" TEMPLATE {template}')
+    maker = Client(server, "postgres")
+    maker.run(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+    maker.run(f'CREATE DATABASE "{name}" TEMPLATE {template}')
+    before = roles(maker)
     client = Client(server, name)
     yield client
     client.close()
-    maker.cursor().execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    maker.run(f'DROP DATABASE "{name}" WITH (FORCE)')
+    # (a role would outlive the module; one that owns something in another database stays)
+    for role in roles(maker) - before:
+        with contextlib.suppress(psycopg2.errors.DependentObjectsStillExist):
+            maker.run(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
     maker.close()
+
+
+def roles(client):
+    """The names of all roles of a server."""
+    return {row["rolname"] for row in client.run("SELECT rolname FROM pg_roles")}

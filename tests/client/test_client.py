@@ -165,7 +165,7 @@ def test_settings_hold_for_the_calls_and_survive_a_lost_connection(db, s):
 # --- a call that goes on -------------------------------------------------------------------------------------
 def test_ctrl_c_cancels_a_call_and_its_run_can_be_resumed(db, s, example, capsys):
     load(db, "small", dense(8, 64, 10))
-    s.load_model_selection_table("small", "long", [1], [ADAM.format(0.01), ADAM.format(0.02)], ["batch_size=1"])
+    s.load_model_selection_table("small", "long", [1], [ADAM.format(0.01), ADAM.format(0.02)], ["batch_size=2"])
 
     def interrupt():
         eventually(lambda: is_under_way(other), 60)

@@ -20,7 +20,7 @@ from support.workload import HOSTILE, is_under_way
 
 ROWS = 400
 
-NETS = "linear, small"  # (larger ones take longer, and show no more)
+QUICK = "boosting, linear"  # (nets take longer, and show no more of the client)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def model(s, people):
     """A model of classes that are booleans."""
     s.load(people, "clients", key="id")
     return s.train(
-        "clients", "leaving", "leaves", id="id", exclude="income", max_trials=3, time_limit="60 s", layers=NETS
+        "clients", "leaving", "leaves", id="id", exclude="income", max_trials=2, time_limit="60 s", families=QUICK
     )
 
 
@@ -59,7 +59,7 @@ def model(s, people):
 def income(s, people, model):
     """A model of numbers."""
     return s.train(
-        "clients", "income_of", "income", id="id", exclude="leaves", max_trials=3, time_limit="60 s", layers=NETS
+        "clients", "income_of", "income", id="id", exclude="leaves", max_trials=2, time_limit="60 s", families=QUICK
     )
 
 
@@ -204,7 +204,7 @@ def test_training_shows_its_steps_and_what_the_server_has_said(db, s, people, mo
         assert any(message.startswith("NOTICE: ") and "same" in message for message in messages)
         assert shown.out == "".join(f"{message}\n" for message in messages) and "CONTEXT" not in shown.out
         assert watched.calls.connection() is not None and "Version 1" in trained.training_report
-        assert "Version 2" in trained.retrain(automatic=False)
+        assert "Version 2" in trained.retrain(time_limit="6 s", automatic=False)
         assert "model staying is trained: 100%|" in capsys.readouterr().err
         with pytest.raises(ServerError, match="interval") as caught:
             watched.train("members", "soon", "leaves", time_limit="soon", **given)
@@ -213,7 +213,9 @@ def test_training_shows_its_steps_and_what_the_server_has_said(db, s, people, mo
             watched.train("members", "staying", "leaves", **given)
     with Selection(db.uri(), seed=1, progress=False) as silent:
         capsys.readouterr()
-        silent.train("members", "silent", "leaves", time_limit="60 s", **given)
+        silent.train(
+            "members", "silent", "leaves", time_limit="60 s", **{**given, "families": "linear", "layers": None}
+        )
         assert capsys.readouterr() == ("", "") and silent.calls.messages == messages
 
 
@@ -396,9 +398,10 @@ def test_a_model_of_images_answers_for_paths(s, photos):
         "colour",
         id="id",
         transform={"photo": {"kind": "image", "size": 8}},
-        max_trials=2,
-        time_limit="60 s",
+        max_trials=1,
+        time_limit="20 s",
         baselines=False,
+        refit=False,
     )
     found = model.predict(photos)
     assert found.equals(model.predict(photos.assign(photo=[pathlib.Path(p).read_bytes() for p in photos.photo])))

@@ -23,12 +23,14 @@ def data(db):
     db.run(f"ALTER DATABASE \"{db.database}\" SET pg_mop.kernel = 'plain'; SET pg_mop.kernel = 'plain'")
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(0.01), SLOW), (1, ADAM.format(0.02), SLOW)])
-    fit(db, "flowers_packed", "undisturbed", "mst")
+    selection(db, "one", "arch", [(1, ADAM.format(0.01), SLOW)])
+    selection(db, "quick", "arch", [(1, ADAM.format(0.01), "batch_size=10")])
+    fit(db, "flowers_packed", "undisturbed", "mst", 1)
     return "flowers_packed"
 
 
 class Background:
-    """A call of fit_multiple in a thread; `error` is what it raised, `seconds` how long it took after `mark()`."""
+    """A call of fit_multiple in a thread, of one iteration; `error` is what it raised."""
 
     def __init__(self, client, output, packed="flowers_packed", mst="mst"):
         self.client, self.error = client, None
@@ -37,7 +39,7 @@ class Background:
 
     def _run(self, *arguments):
         try:
-            self.run_id = fit(self.client, *arguments)
+            self.run_id = fit(self.client, *arguments, 1)
         except psycopg2.Error as error:
             self.error = error
         self.ended = time.monotonic()
@@ -127,7 +129,7 @@ def seconds_of_a_stop(db, how, output):
     client, watcher = db.another(), db.another()
     before, sessions = set(trainers()), session_count(watcher)
     if how == "statement_timeout":
-        client.run("SET statement_timeout = '20s'")
+        client.run("SET statement_timeout = '10s'")
         selection(
             client, "mst_long", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=400") for rate in (0.01, 0.02)]
         )
@@ -177,7 +179,7 @@ def test_a_client_that_goes_takes_its_run_along(db, data):
     assert call.error is not None
     assert eventually(lambda: set(trainers()) <= before), "no trainer is left"
     # the next call of the same role closes what was left open
-    fit(db, data, "next_one", "mst")
+    fit(db, data, "next_one", "quick", 1)
     run = watcher.run("SELECT * FROM madlib.mop_runs WHERE model_output_table = 'orphan'")[0]
     assert run["status"] == "failed" and "ended" in run["error"]
     watcher.close()
@@ -201,7 +203,7 @@ def test_a_source_that_changes_during_the_run_is_not_trained_on_silently(db, dat
 
 def test_a_run_keeps_writers_from_its_source(db, data):
     watcher = db.another()
-    call = Background(db, "locked")
+    call = Background(db, "locked", mst="one")
     in_a_unit(watcher, "locked")
     watcher.run("SET lock_timeout = '200ms'")
     assert isinstance(watcher.error("DELETE FROM flowers_packed"), psycopg2.errors.LockNotAvailable)

@@ -311,7 +311,7 @@ def test_a_trainer_that_cannot_be_had_is_asked_for_again(db, data):
         "DROP ROLE IF EXISTS crowded; CREATE ROLE crowded LOGIN; GRANT mop_user TO crowded; CREATE SCHEMA crowded "
         "AUTHORIZATION crowded; GRANT SELECT ON ALL TABLES IN SCHEMA public TO crowded"
     )
-    selection(db, "mst1", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=100")])
+    selection(db, "mst1", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=60")])
     db.run("GRANT SELECT ON mst1, mst1_summary TO crowded")
     older, client = db.another("crowded"), db.another("crowded")
     older.run(START)
@@ -358,7 +358,7 @@ def test_names_are_looked_up_as_by_the_call_that_began_the_run(db, data):
 def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_again(db, data, retries):
     client = db.another()
     client.run(f"SET pg_mop.unit_retries = {retries}; DROP TABLE IF EXISTS given_up, given_up_info, given_up_summary")
-    selection(db, "mst1", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=50")])
+    selection(db, "mst1", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=20")])
     running = Calling(client, call("given_up", mst="mst1", iterations=1))
     killed = set()
     while running.thread.is_alive():

@@ -26,7 +26,8 @@ def db(own):
         "'a note about the house ' || i || ' in ' || (ARRAY['York', 'Bath'])[1 + i % 2] AS note FROM generate_series(1, 200) i"
     )
     client.run(
-        "SELECT madlib.mop_train('houses', 'first', 'price', max_trials => 1, baselines => FALSE, layers => 'linear')"
+        "SELECT madlib.mop_train('houses', 'first', 'price', max_trials => 1, baselines => FALSE, layers => 'linear', "
+        "families => 'nets', time_limit => '4 s')"
     )
     client.run(
         "CREATE TABLE other AS TABLE first; "

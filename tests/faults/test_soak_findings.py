@@ -54,7 +54,7 @@ def test_a_run_whose_end_could_not_be_noted_goes_on_in_the_same_session(db, data
     client = db.another("soaked")
     client.run("SET pg_mop.lock_timeout = '300s'")
     with holding(db.another()) as let_some_begin:  # (it does not end before it is cancelled)
-        running = Calling(client, call("soaked.open", 4))
+        running = Calling(client, call("soaked.open", 2))
         in_a_unit(db, "soaked.open", 1, let_some_begin)
         run_id = last_run(db)
         db.run("ALTER ROLE soaked CONNECTION LIMIT 0")
@@ -83,7 +83,7 @@ def test_a_resume_at_once_does_not_repeat_what_the_earlier_session_still_commits
     watcher.error("SELECT madlib.mop_resume(999999)")  # its modules are loaded
     for session in (client, watcher):
         session.run("SET pg_mop.lock_timeout = '300s'")
-    running = Calling(client, call("at_once", 4))
+    running = Calling(client, call("at_once", 2))
     in_a_unit(db, "at_once", after=1)
     run_id, pid = last_run(db), client.connection.info.backend_pid
     rows.run("BEGIN")

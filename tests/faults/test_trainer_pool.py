@@ -161,7 +161,10 @@ def test_a_call_does_not_lack_the_trainer_that_its_own_session_keeps(db):
         "FROM generate_series(1, 200) i; GRANT SELECT ON houses TO ana; "
         "INSERT INTO madlib.mop_limit (role, sessions) VALUES ('ana', 1)"
     )
-    train = "SELECT madlib.mop_train('houses', %s, 'price', max_trials => 1, baselines => FALSE, layers => 'linear')"
+    train = (
+        "SELECT madlib.mop_train('houses', %s, 'price', max_trials => 1, baselines => FALSE, layers => 'linear', "
+        "families => 'nets', time_limit => '3 s')"
+    )
     try:
         ana = db.another("ana")
         ana.run("SET pg_mop.threads = 1; SET pg_mop.sessions = 1; SET pg_mop.serving_processes = 0")

@@ -22,8 +22,7 @@ def beans(db):
     owen.run("SET search_path = public, madlib; " + TRAP)
     for name, target in (("model", "y"), ("opposite", "CASE y WHEN ''true'' THEN ''false'' ELSE ''true'' END AS y")):
         owen.run(
-            f"SELECT mop_train('SELECT size, {target} FROM beans', '{name}', 'y', max_trials => 1, baselines => FALSE, "
-            "layers => 'small')"
+            f"SELECT mop_train('SELECT size, {target} FROM beans', '{name}', 'y', baselines => FALSE, families => 'linear')"
         )
     owen.run("UPDATE opposite SET version = 2, in_use = FALSE; INSERT INTO model SELECT * FROM opposite")
     owen.run("SELECT mop_use_version('model', 1); SELECT mop_share('model', 'ana'); SELECT mop_share('model', 'mia')")

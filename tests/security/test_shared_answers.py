@@ -57,7 +57,7 @@ def otto(db):
     ):
         otto.run(
             f"SELECT mop_train('SELECT {columns} FROM beans', '{name}', '{target}', kind => '{kind}', max_trials => 1, "
-            "baselines => FALSE, layers => 'small', families => 'nets')"
+            "baselines => FALSE, layers => 'small', families => 'nets', time_limit => '4 s')"
         )
         otto.run(f"SELECT mop_share('{name}', 'anna', what => 'answers')")
     otto.run(

@@ -189,7 +189,7 @@ def begun(db, output, iterations):
         caller,
         f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{output}', 'few', {iterations}, FALSE)",
     )
-    assert eventually(lambda: is_under_way(db, 40) or not calling.thread.is_alive())
+    assert eventually(lambda: is_under_way(db, 12) or not calling.thread.is_alive())
     return caller, calling
 
 
@@ -198,7 +198,7 @@ def ended(db, output, by):
 
     (A run that does not wait for the test may end before.)"""
     for once in tries():
-        caller, calling = begun(db, output, 80)
+        caller, calling = begun(db, output, 30)
         db.run(f"SELECT {by}(%s)", [caller.connection.info.backend_pid])
         error = calling.end()
         caller.close()
@@ -251,7 +251,7 @@ def test_a_trainer_or_a_session_that_is_killed_in_a_chain_loses_no_unit(db, data
 
 def failed_by(db, fault):
     """The decisions on the units that fail because the trainer or the session of a chain is killed; the run survives."""
-    caller, calling = begun(db, "survived", 60)
+    caller, calling = begun(db, "survived", 30)
     run_id = last_run(db)
     sessions = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pg_mop run ' || %s::text LIMIT 1"
     if fault == "trainer":

@@ -230,7 +230,7 @@ def test_the_names_of_a_large_row_and_of_types_are_those_of_postgresql(typed):
         "FROM generate_series(1, 200) i"
     )
     typed.run(
-        "SELECT mop_train('named', 'named_model', 'y', max_trials => 1, layers => 'small', baselines => FALSE); "
+        "SELECT mop_train('named', 'named_model', 'y', families => 'linear', baselines => FALSE); "
         "CREATE TABLE named_large AS SELECT *, (SELECT string_agg(md5(k || ' ' || id), '') FROM generate_series(1, 400) k) "
         "AS page FROM named; CREATE SCHEMA sly; CREATE FUNCTION sly.seen(pg_catalog.text) RETURNS boolean LANGUAGE plpgsql "
         "AS $$ BEGIN RAISE 'sly code runs'; END $$; "

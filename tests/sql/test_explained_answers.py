@@ -21,10 +21,10 @@ def shop(db):
         "CASE WHEN i * 37 % 101 + 30 * (i % 2) > 60 THEN 'high' ELSE 'low' END AS label "
         "FROM generate_series(1, 400) i; ALTER TABLE orders ADD PRIMARY KEY (id)"
     )
-    for name, target in (("labels", "label"), ("prices", "price")):
+    for name, target, family in (("labels", "label", "boosting"), ("prices", "price", "mlp")):
         db.run(
-            f"SELECT mop_train('orders', '{name}', '{target}', id => 'id', max_trials => 1, baselines => FALSE, layers => "
-            f"""'small', transform => '{{"payload->a": "number", "payload->b": "number"}}')"""
+            f"SELECT mop_train('orders', '{name}', '{target}', id => 'id', max_trials => 1, baselines => FALSE, families => "
+            f"""'{family}', transform => '{{"payload->a": "number", "payload->b": "number"}}')"""
         )
     db.run("CREATE TABLE plain AS TABLE labels; UPDATE plain SET details = NULL")
     return db
@@ -102,7 +102,7 @@ def test_the_background_is_a_sample_of_rows_however_often_each_is_there(shop):
         "FROM generate_series(1, 3000) i"
     )
     base = explained(shop, "prices", ", source => 'often'", "often")["(base)"]["contribution"]
-    mean = shop.value("SELECT avg(mop_number('prices', t)) FROM often t")
+    mean = shop.value("SELECT avg(prediction::float8) FROM mop_predict('prices', source => 'often')")
     assert base == pytest.approx(mean, rel=0.02)
 
 
@@ -180,7 +180,7 @@ def test_texts_and_images_are_columns_as_others(shop):
         )
     shop.run(
         "SELECT mop_train('shown', 'shown_model', 'y', id => 'id', max_trials => 1, baselines => FALSE, layers => 'small', "
-        "refit => FALSE, time_limit => '10 s')"
+        "families => 'nets', refit => FALSE, time_limit => '3 s')"
     )
     found = explained(shop, "shown_model", table="shown")
     assert {"picture", "note", "spare"} <= set(found) and found["picture"]["value"].endswith("...")

@@ -69,7 +69,7 @@ def test_a_call_without_nets_has_no_search_to_plan(db):
 
 
 def test_the_call_that_was_explained_trains_afterwards(db):
-    call = CALL.format("60 s").replace(
+    call = CALL.format("5 s").replace(
         ", time_limit", ", families => 'nets', ensemble => 1, baselines => FALSE, max_trials => 2, time_limit"
     )
     found = plan(db, call)

@@ -153,7 +153,7 @@ def test_a_changed_row_is_an_error(fields, change):
     assert "cannot be used" in str(fields.error("SELECT * FROM mop_predict('forged', source => 'fields')"))
 
 
-TRAIN = "SELECT mop_train('fields', '{}', target => '{}', exclude => 'id', time_limit => '12 s', baselines => false{})"
+TRAIN = "SELECT mop_train('fields', '{}', target => '{}', exclude => 'id', time_limit => '6 s', baselines => false{})"
 
 
 def test_mop_train_trains_both_and_says_what_the_answer_is_made_of(fields):
@@ -161,7 +161,7 @@ def test_mop_train_trains_both_and_says_what_the_answer_is_made_of(fields):
     assert "of boosting in" in report and "of nets in" in report
     call = next(line for line in report.splitlines() if "mop_ensemble(" in line)
     assert "trained_on =>" in call and fields.value(call.strip()) == 2  # by hand
-    report = fields.value("SELECT mop_retrain('duo', 'fields', '12 s', automatic => false, warm => true)")
+    report = fields.value("SELECT mop_retrain('duo', 'fields', '6 s', automatic => false, warm => true)")
     assert "version 3" in report.lower()
     details = fields.value("SELECT details FROM duo WHERE version = 3")
     assert all({"params", "rounds", "loss", "ended"} <= set(one) for one in details["boosting"]["trials"])
@@ -187,7 +187,7 @@ def test_trees_alone_answer_for_numbers(fields):
     drift = {r["column_name"] for r in fields.run("SELECT * FROM mop_drift('cost', 'fields')")}
     assert {"price", "age", "area"} <= drift
     assert "boosted trees" in fields.value(
-        "SELECT mop_retrain('cost', 'fields', '6 s', automatic => false, warm => true)"
+        "SELECT mop_retrain('cost', 'fields', '3 s', automatic => false, warm => true)"
     )
 
 
@@ -208,7 +208,7 @@ def test_bad_input_names_what_is_wrong(fields, arguments, fragment):
 def test_where_trees_cannot_be_trained_nets_answer_alone(fields):
     fields.run("CREATE TABLE words AS SELECT id, wet, repeat(md5(id::text) || ' ', 9) AS text FROM fields")
     call = "SELECT mop_train('words', '{}', target => 'wet', id => 'id', transform => '{{\"text\": \"text\"}}', "
-    call += "layers => 'linear', max_trials => 1, time_limit => '12 s', baselines => false, families => {})"
+    call += "layers => 'linear', max_trials => 1, time_limit => '6 s', baselines => false, families => {})"
     fields.run(call.format("silent", "NULL"))
     assert not any("is not trained" in notice for notice in fields.connection.notices)
     fields.run(call.format("told", "'nets, boosting'"))
@@ -269,7 +269,7 @@ def test_arrays_of_numbers_are_elements_of_linear_models(fields):
     call = TRAIN.replace("'fields'", "'vectors'").format(
         "of_vectors", "price", ", families => 'linear', refit => false, split => 'group', by => 'id'"
     )
-    fields.run(call.replace("time_limit => '12 s'", "time_limit => '5 s'"))
+    fields.run(call)
     details = fields.value("SELECT details FROM of_vectors")
     measured = fields.run("SELECT * FROM mop_evaluate('of_vectors', %s)", [details["parts"]["valid"]])
     rmse = {r["metric"]: r["value"] for r in measured}["rmse"]

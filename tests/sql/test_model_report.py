@@ -38,7 +38,7 @@ def guests(db):
             db.run(f"SELECT mop_deploy('{name}', '{name}_fitted')")
     db.run(
         "SELECT mop_train('guests', 'old', target => 'age', id => 'id', exclude => 'drink', max_trials => 2, "
-        "families => 'nets', ensemble => 1, time_limit => '60 s')"
+        "families => 'nets', ensemble => 1, time_limit => '4 s')"
     )
     return db
 

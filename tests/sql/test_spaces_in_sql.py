@@ -247,8 +247,8 @@ def test_the_winner_predicts_is_evaluated_goes_on_and_becomes_an_architecture(db
 @pytest.mark.parametrize(
     "procedure,parameters",
     [
-        ("asha", "iterations=4, trials=6, reduction=2"),
-        ("regularized-evolution", "population=3, tournament=2, trials=8, iterations=1, parallel=2"),
+        ("asha", "iterations=2, trials=3, reduction=2"),
+        ("regularized-evolution", "population=3, tournament=2, trials=5, iterations=1, parallel=2"),
     ],
 )
 def test_a_search_of_models_is_replayed_to_the_byte(db, procedure, parameters):

@@ -169,7 +169,7 @@ def kept(db, run_id):
 @pytest.mark.parametrize("late,branch", [(4, 1), (6, 4)])
 def test_a_state_is_kept_at_a_branch_until_every_child_has_begun(db, data, late, branch):
     # (long enough for each unit to go alone: in a group others would wait with the one that cannot begin)
-    selection(db, "slow", "arch", [(1, SGD.format(rate), "batch_size=1, epochs=20") for rate in RATES])
+    selection(db, "slow", "arch", [(1, SGD.format(rate), "batch_size=1, epochs=8") for rate in RATES])
     client, output = db.another(), f"branches_{late}"
     client.run("SET pg_mop.lock_timeout = '10min'; SET pg_mop.kernel = plain; SET pg_mop.threads = 1; BEGIN")
     with stopped_before(db, output, late) as block:

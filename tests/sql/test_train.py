@@ -33,7 +33,7 @@ def relations(db, pattern):
 def leaving(people):
     """The model leaving, and the report of its training."""
     return people.value(
-        "SELECT mop_train('people', 'leaving', target => 'leaves', exclude => 'income', max_trials => 3, "
+        "SELECT mop_train('people', 'leaving', target => 'leaves', exclude => 'income', max_trials => 2, "
         "time_limit => '60 s', layers => 'linear, small', families => 'nets')"
     )
 
@@ -124,8 +124,8 @@ def test_a_name_that_exists_is_refused_with_the_call_that_retrains(people, leavi
 
 def test_numbers_are_predicted_in_the_targets_unit(people):
     report = people.value(
-        "SELECT mop_train('people', 'income', target => 'income', exclude => 'leaves', id => 'id', max_trials => 4, "
-        "time_limit => '60 s', baselines => false, layers => 'linear, small')"
+        "SELECT mop_train('people', 'income', target => 'income', exclude => 'leaves', id => 'id', max_trials => 2, "
+        "time_limit => '60 s', baselines => false, families => 'boosting, linear')"
     )
     assert "(regression)" in report and "gradient" not in report
     rows = people.run("SELECT * FROM mop_predict('income', source => 'income_test', keep => 'income')")
@@ -164,7 +164,7 @@ def test_retraining_keeps_the_version_in_use_unless_the_new_one_is_better(people
         "INSERT INTO noise SELECT id, age, plan, score, joined, CASE WHEN (id * 7919) % 13 < 6 THEN 'yes' ELSE 'no' END, "
         "income FROM people"
     )
-    report = people.value("SELECT mop_retrain('leaving', time_limit => '20 s')")
+    report = people.value("SELECT mop_retrain('leaving', time_limit => '6 s')")
     versions = {r["version"]: r["in_use"] for r in people.run("SELECT version, in_use FROM leaving")}
     assert sorted(versions) == [1, 2] and list(versions.values()).count(True) == 1
     assert ("is not in use" in report) == versions[1]
@@ -192,7 +192,7 @@ def test_a_version_that_takes_the_place_of_another_answers_for_itself(people, le
 def test_a_call_does_not_disturb_another_one_that_trains_the_same_model(people):
     other = people.another()
     call = (
-        "SELECT mop_train('people', 'twice', target => 'leaves', max_trials => 1, time_limit => '60 s', "
+        "SELECT mop_train('people', 'twice', target => 'leaves', max_trials => 1, time_limit => '5 s', "
         "baselines => FALSE, layers => 'linear', families => 'nets')"
     )
     other.run("SET search_path = public, madlib")
@@ -230,7 +230,7 @@ def test_percent_signs_in_names_stay_as_they_are(people):
     people.run('CREATE TABLE "100%%s" AS TABLE people')
     people.run(
         "SELECT mop_train('\"100%%s\"', '\"50%%d\"', target => 'leaves', exclude => 'income', max_trials => 1, "
-        "layers => 'linear', baselines => false, time_limit => '30 s', families => 'nets')"
+        "layers => 'linear', baselines => false, time_limit => '3 s', families => 'nets')"
     )
     assert people.value("SELECT count(*) FROM mop_predict('\"50%%d\"', source => '\"100%%s\"')") == ROWS
 
@@ -290,7 +290,7 @@ def test_a_cancel_ends_the_steps_and_drops_their_tables(people):
     other = people.another()
     other.run("SET search_path = public, madlib")
     pid = other.value("SELECT pg_backend_pid()")
-    calling = Calling(other, "SELECT mop_train('people', 'stopped', target => 'leaves', time_limit => '5 min')")
+    calling = Calling(other, "SELECT mop_train('people', 'stopped', target => 'leaves', families => 'nets')")
     searches = "SELECT count(*) FROM mop_runs WHERE status = 'running' AND model_output_table LIKE '%stopped%'"
     assert eventually(lambda: people.value(searches) or calling.error)
     people.run("SELECT pg_cancel_backend(%s)", [pid])
@@ -301,7 +301,7 @@ def test_a_cancel_ends_the_steps_and_drops_their_tables(people):
 
 def test_what_a_rolled_back_call_has_left_does_not_hinder_the_next(people):
     call = (
-        "SELECT mop_train('people', 'again', target => 'leaves', max_trials => 1, time_limit => '60 s', "
+        "SELECT mop_train('people', 'again', target => 'leaves', max_trials => 1, time_limit => '3 s', "
         "baselines => false, layers => 'linear', families => 'nets')"
     )
     people.run("BEGIN")
@@ -319,8 +319,7 @@ def test_weights_are_counted_and_no_feature(people):
     people.run("ALTER TABLE weighed ADD PRIMARY KEY (id)")
     people.run(
         "SELECT mop_train('weighed', 'heavy', target => 'leaves', exclude => 'income, score, age, plan', weight => 'w', "
-        "max_trials => 3, time_limit => '2 min', baselines => false, layers => 'linear', families => 'nets', "
-        "keep => true)"
+        "time_limit => '2 min', baselines => false, families => 'linear', keep => true)"
     )
     assert not people.run("SELECT * FROM mop_feature_info('heavy') WHERE column_name = 'w'")
     # the classes are about even, and nothing left tells them apart: with the weights, most answers are the heavy class
@@ -350,7 +349,7 @@ def test_a_named_weight_is_taken_in_place_of_the_models_own(people):
 def test_warm_retraining_goes_on_from_the_version_in_use(people, leaving):
     people.run("CREATE TABLE more_people AS SELECT * FROM people; ALTER TABLE more_people ADD PRIMARY KEY (id)")
     before = people.run("SELECT version, transform::text AS t, model_arch::text AS a FROM leaving WHERE in_use")[0]
-    report = people.value("SELECT mop_retrain('leaving', 'more_people', '30 s', automatic => false, warm => true)")
+    report = people.value("SELECT mop_retrain('leaving', 'more_people', '8 s', automatic => false, warm => true)")
     after = people.run("SELECT version, transform::text AS t, model_arch::text AS a FROM leaving WHERE in_use")[0]
     assert after["version"] > before["version"] and f"net version {before['version']}" in report
     assert json.loads(after["t"])["inputs"] == json.loads(before["t"])["inputs"]
@@ -380,10 +379,12 @@ def test_a_packed_table_with_the_transform_of_a_model_is_a_training_table(people
 
 def test_balanced_weights_make_rare_classes_count(people):
     people.run("CREATE TABLE rare AS SELECT id, score, (id % 17 = 0)::text AS y FROM people")
-    for name, weight in (("plain_rare", "NULL"), ("balanced_rare", "'balanced'")):
+    for name, given in (
+        ("plain_rare", "families => 'linear'"),
+        ("balanced_rare", "weight => 'balanced', families => 'nets', layers => 'linear', max_trials => 1"),
+    ):
         people.run(
-            f"SELECT mop_train('rare', '{name}', target => 'y', id => 'id', weight => {weight}, max_trials => 2, "
-            "time_limit => '3 min', baselines => false, layers => 'linear', families => 'nets')"
+            f"SELECT mop_train('rare', '{name}', target => 'y', id => 'id', time_limit => '3 min', baselines => false, {given})"
         )
     found = {
         name: people.run(
@@ -405,7 +406,7 @@ def test_balanced_weights_make_rare_classes_count(people):
 def test_folds_of_the_training_part_choose_in_place_of_a_validation_part(people):
     report = people.value(
         "SELECT mop_train('people', 'folded', target => 'leaves', exclude => 'income', max_trials => 1, "
-        "time_limit => '2 min', baselines => FALSE, keep => TRUE, folds => 5, layers => 'linear', families => 'nets')"
+        "time_limit => '5 s', baselines => FALSE, keep => TRUE, folds => 5, layers => 'linear', families => 'nets')"
     )
     statements = [line.strip() for line in report.split("The steps by hand:\n")[1].splitlines()]
     assert [s.split("(")[0].split(".")[-1] for s in statements if "mop" in s.split("(")[0]] == [
@@ -432,14 +433,17 @@ def test_folds_of_the_training_part_choose_in_place_of_a_validation_part(people)
 def test_what_was_kept_of_a_dropped_model_hinders_no_other_of_its_name_and_folds_choose_without_a_validation_part(
     people,
 ):
-    people.run("DROP TABLE folded")
-    assert {"folded_packed", "folded_search", "folded_train"} <= relations(people, "folded%")
-    report = people.value(
-        "SELECT mop_train('people', 'folded', target => 'leaves', exclude => 'income', valid => 0, max_trials => 1, "
-        "time_limit => '2 min', baselines => FALSE, layers => 'linear', families => 'nets')"
+    call = (
+        "SELECT mop_train('people', 'unfolded', target => 'leaves', exclude => 'income', max_trials => 1, "
+        "time_limit => '4 s', baselines => FALSE, layers => 'linear', families => 'nets', {})"
     )
+    people.run(call.format("keep => TRUE"))
+    people.run("DROP TABLE unfolded")
+    kept = {"unfolded_packed", "unfolded_search", "unfolded_train"}
+    assert kept <= relations(people, "unfolded%")
+    report = people.value(call.format("valid => 0"))
     assert "Over 5 folds of the training part" in report and "folds => 5" in report
-    assert not {"folded_packed", "folded_search", "folded_train"} & relations(people, "folded%")
+    assert not kept & relations(people, "unfolded%")
 
 
 def test_as_many_rows_of_a_large_table_are_used_as_the_time_allows(people):
@@ -472,7 +476,7 @@ def test_the_latest_rows_train_when_they_have_measured(people):
     )
     report = people.value(
         "SELECT mop_train('weeks', 'weekly', target => 'y', id => 'id', split => 'time', by => 'week', "
-        "families => 'boosting', time_limit => '10 s')"
+        "families => 'boosting', max_trials => 3, time_limit => '5 s')"
     )
     version = (
         "SELECT metrics->>'accuracy' AS measured, details->'final' AS final, in_use FROM weekly WHERE version = {}"
@@ -497,7 +501,7 @@ def test_folds_with_groups_never_part_a_group(people):
     people.run("CREATE TABLE visits AS SELECT *, 'town ' || id % 23 AS town FROM people")
     report = people.value(
         "SELECT mop_train('visits', 'grouped', target => 'leaves', id => 'id', exclude => 'income, town', max_trials => 1, "
-        "time_limit => '2 min', baselines => FALSE, keep => TRUE, folds => 3, split => 'group', by => 'town', "
+        "time_limit => '5 s', baselines => FALSE, keep => TRUE, folds => 3, split => 'group', by => 'town', "
         "layers => 'linear', families => 'nets')"
     )
     assert "grouped_by => 'town'" in report and "Over 3 folds" in report

@@ -7,8 +7,8 @@ import pytest
 from pg_mop.backend.caller import PINNED
 
 CALL = (
-    "SELECT mop_train('{source}', 'm', target => 'y', id => 'id', layers => '{layers}', max_trials => 1, baselines => false, "
-    "families => 'nets', time_limit => '{limit}'{more})"
+    "SELECT mop_train('{source}', 'm', target => 'y', id => 'id', baselines => false, families => 'linear', "
+    "time_limit => '{limit}'{more})"
 )
 
 
@@ -23,10 +23,10 @@ def rows(db):
     return db
 
 
-def train(db, source="plain", limit="20 s", more="", layers="linear"):
+def train(db, source="plain", limit="20 s", more=""):
     """The messages of a call, and its report. The model is dropped."""
     db.connection.notices.clear()
-    report = db.value(CALL.format(source=source.replace("'", "''"), limit=limit, more=more, layers=layers))
+    report = db.value(CALL.format(source=source.replace("'", "''"), limit=limit, more=more))
     told = "".join(db.connection.notices)
     db.run("DROP TABLE m")
     return told, report
@@ -35,11 +35,9 @@ def train(db, source="plain", limit="20 s", more="", layers="linear"):
 def test_a_timeout_before_the_time_limit_shortens_it_or_is_refused(rows):
     client = rows.another()
     client.run("SET search_path = public, madlib")
-    client.error(
-        CALL.format(source="plain", limit="0 s", more="", layers="linear")
-    )  # (Python and its modules are loaded)
+    client.error(CALL.format(source="plain", limit="0 s", more=""))  # (Python and its modules are loaded)
     client.run("SET statement_timeout = '3 s'")
-    error = client.error(CALL.format(source="plain", limit="1 min", more="", layers="linear"))
+    error = client.error(CALL.format(source="plain", limit="1 min", more=""))
     assert error.pgcode == "22023" and error.diag.message_hint == "SET statement_timeout = 0;"
     assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ '^m_'") == 0
     client.run("SET statement_timeout = '10 min'")
@@ -78,7 +76,7 @@ def test_copies_of_training_rows_in_the_test_part_are_told(rows):
 )
 def test_a_column_that_gives_the_target_away_is_named(rows, column):
     source = f"SELECT *, {column} AS late FROM plain"
-    told, _ = train(rows, source, limit="2 min", layers="small")
+    told, _ = train(rows, source, limit="2 min")
     assert 'column "late" alone explains the target' in told and "exclude => 'late'" in told
 
 
@@ -121,7 +119,7 @@ def test_a_query_runs_once_and_its_parts_can_be_read(rows):
         "CREATE SEQUENCE ran; CREATE FUNCTION slow() RETURNS bigint LANGUAGE sql VOLATILE AS $$ SELECT nextval('public.ran') $$"
     )
     source = "SELECT plain.* FROM plain, (SELECT slow() AS s OFFSET 0) x WHERE s > 0 -- once"
-    rows.value(CALL.format(source=source, limit="20 s", more="", layers="linear"))
+    rows.value(CALL.format(source=source, limit="20 s", more=""))
     assert rows.value("SELECT last_value FROM ran") == 1
     counts = rows.value("SELECT details->'rows' FROM m")
     for part, count in counts.items():
@@ -131,7 +129,7 @@ def test_a_query_runs_once_and_its_parts_can_be_read(rows):
 
 
 def test_a_query_with_too_few_rows_is_refused_and_leaves_nothing(rows):
-    error = rows.error(CALL.format(source="SELECT * FROM plain WHERE id < 7", limit="9 s", more="", layers="linear"))
+    error = rows.error(CALL.format(source="SELECT * FROM plain WHERE id < 7", limit="9 s", more=""))
     assert "there are 6 rows" in str(error)
     assert rows.value("SELECT count(*) FROM pg_class WHERE relname ~ '^m_'") == 0
 
@@ -140,7 +138,7 @@ def test_temporary_relations_with_the_names_of_the_steps_are_left_alone(rows):
     client = rows.another()
     client.run("SET search_path = public, madlib; CREATE TEMPORARY TABLE m_rows AS SELECT 1 AS x")
     client.run("CREATE TEMPORARY VIEW m_test AS SELECT * FROM plain WHERE id < 8")
-    client.value(CALL.format(source="plain", limit="20 s", more="", layers="linear"))
+    client.value(CALL.format(source="plain", limit="20 s", more=""))
     measured = client.value("SELECT value FROM mop_evaluate('m', 'm_test') WHERE metric = 'rows'")
     assert measured == client.value("SELECT (details->'rows'->>'test')::int FROM m") > 8
     assert client.value("SELECT count(*) FROM m_rows") == 1 and client.value("SELECT count(*) FROM m_test") == 7
@@ -152,7 +150,7 @@ def test_temporary_relations_with_the_names_of_the_steps_are_left_alone(rows):
 
 
 def test_stored_arguments_of_another_type_are_refused_before_any_work(rows):
-    rows.value(CALL.format(source="plain", limit="20 s", more="", layers="linear"))
+    rows.value(CALL.format(source="plain", limit="20 s", more=""))
     for forged in (
         {"folds": "2; DROP TABLE plain"},
         {"valid": True},

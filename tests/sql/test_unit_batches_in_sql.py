@@ -26,7 +26,7 @@ from support.workload import (
     selection,
 )
 
-MANY, SEED = 24, 5
+MANY, SEED = 16, 5
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def test_units_go_together_and_give_plain_keras_weights(db, data):
     run_id = fit(db, "flowers_packed", "models", "many", iterations=2)
     assert_invariants(db, run_id)
     assert together(db, run_id) > 1
-    jobs = [keras_job(db, run_id, key, rate(key), [SEED, 1]) for key in range(1, MANY + 1, 7)]
-    for key, job in zip(range(1, MANY + 1, 7), replayed(jobs)):
+    jobs = [keras_job(db, run_id, key, rate(key), [SEED, 1]) for key in range(1, MANY + 1, 5)]
+    for key, job in zip(range(1, MANY + 1, 5), replayed(jobs)):
         ours = bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key]))
         assert ours == base64.b64decode(job["plain"]), key
 
@@ -121,15 +121,15 @@ def test_a_run_of_one_computation_that_was_stopped_goes_on_to_what_its_replay_gi
     db.run("DROP TABLE IF EXISTS stopped, stopped_info, stopped_summary")
     client = db.another()
     client.run("SET pg_mop.keras_backend = 'jax'; SET pg_mop.kernel = 'vmap'; SET pg_mop.threads = 1")
-    call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'stopped', 'many', 20, FALSE)"
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'stopped', 'many', 6, FALSE)"
     assert isinstance(ended_early(db, client, call, MANY - 1), psycopg2.errors.QueryCanceled)
     client.close()
     run_id = last_run(db)
     done = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train' AND status = 'finished'"
-    assert MANY <= db.value(done, [run_id]) < 20 * 2 * MANY
+    assert MANY <= db.value(done, [run_id]) < 6 * 2 * MANY
     db.run("SELECT madlib.mop_resume(%s)", [run_id])
     assert_invariants(db, run_id)
-    assert db.value(done, [run_id]) == 20 * 2 * MANY
+    assert db.value(done, [run_id]) == 6 * 2 * MANY
     assert db.value(
         "SELECT array_agg(DISTINCT kernel) FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train' AND "
         "status = 'finished'",

@@ -89,6 +89,7 @@ class Cluster(testing.postgresql.Postgresql):
             "fsync": "off",
             "logging_collector": "off",
             "pg_mop.reuse": "off",
+            "jit": "off",  # (as in all sessions of pg_mop itself: compiling a test's query takes longer than the query)
             **settings,
         }
         self.host = self.configuration["listen_addresses"] or self.configuration["unix_socket_directories"]

@@ -296,7 +296,7 @@ def test_runs_of_0_3_0_read_right_and_go_on(db):
         each.run("SET pg_mop.kernel = plain; SET pg_mop.threads = 1")
         make_data(each, segments=2)
         load(each, "arch", dense())
-        selection(each, "mst", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=10") for rate in (0.01, 0.02)])
+        selection(each, "mst", "arch", [(1, ADAM.format(rate), "batch_size=10") for rate in (0.01, 0.02)])
     db.run("BEGIN")
     finished = fit(db, "flowers_packed", "models", "mst", 2, frequency=1)
     db.run(
@@ -307,7 +307,8 @@ def test_runs_of_0_3_0_read_right_and_go_on(db):
     stopped = db.another()
     call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'rest', 'mst', 3, FALSE, NULL, 1)"
     stopped.run(
-        "SET pg_mop.kernel = plain; SET pg_mop.threads = 1; SET pg_mop.seed = 5; SET pg_mop.lock_timeout = '300s'"
+        "SET pg_mop.kernel = plain; SET pg_mop.threads = 1; SET pg_mop.seed = 5; SET pg_mop.lock_timeout = '300s'; "
+        "SET pg_mop.chain_seconds = 0"
     )
     trained = "SELECT count(*) FROM madlib.mop_units WHERE run_id > %s AND kind = 'train' AND status = 'finished'"
     with holding(db.another()) as let_some_begin:

@@ -9,7 +9,7 @@ __all__ = ["data", "on"]  # fixtures
 pytestmark = needs_jax
 
 
-@pytest.mark.parametrize("case", [case for case in list(MODELS)[1:] if MODELS[case][0] < 3])
+@pytest.mark.parametrize("case", [case for case in MODELS if MODELS[case][0] < 3])
 def test_a_run_is_plain_keras_on_jax(db, data, on, case):
     assert_a_run_is_plain_keras(db, "jax", case)
 
