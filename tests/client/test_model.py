@@ -232,7 +232,7 @@ def test_ctrl_c_cancels_the_training_and_leaves_nothing(db, s, people, model, ca
         thread.start()
         try:
             with pytest.raises(KeyboardInterrupt):
-                watched.train("clients", "stopped", "leaves", id="id", exclude="income", time_limit="10 min")
+                watched.train("clients", "stopped", "leaves", id="id", exclude="income", families="nets")
         finally:
             signal.signal(signal.SIGINT, before)
         thread.join()
