@@ -43,8 +43,9 @@ from pg_mop.api.tables import train
 return train.mop_retrain(plpy, *args)
 $$;
 
--- Calls of mop_train and mop_retrain at work that the role may see. The session of a call's steps says what the call does in
--- a comment of its present or last statement (api/tables/steps.py). Any session may have such a comment, so no value is trusted.
+-- Calls of mop_train and mop_retrain at work that the role may see; `model` as the call says it, cut by PostgreSQL to 63 bytes.
+-- The session of a call's steps says what the call does in a comment of its present or last statement (api/tables/steps.py). Any
+-- session may have such a comment, so no value is trusted.
 CREATE VIEW @extschema@.mop_trainings WITH (security_barrier) AS
 SELECT substring(a.application_name FROM 11) AS model, a.usename AS owner, a.backend_start AS started_at,
        said[1]::integer AS pid, said[2] AS step, nullif(said[4]::integer, 0) AS trials,
@@ -52,7 +53,7 @@ SELECT substring(a.application_name FROM 11) AS model, a.usename AS owner, a.bac
        greatest(0, said[3]::double precision - extract(epoch FROM clock_timestamp())::double precision) AS seconds_left
 FROM (
     SELECT s.*, regexp_matches(s.query, '^/\* mop_train ([0-9]{1,9}) ([a-z]{1,20}) ([0-9]{1,12}) ([0-9]{1,9}) '
-        '(|-?[0-9]{1,15}\.[0-9]{9}) \*/') AS said
+        '(|-?[0-9]+\.[0-9]{9}) \*/') AS said
     FROM pg_catalog.pg_stat_activity s WHERE s.application_name LIKE 'mop\_train %' AND s.datname = current_database()) a;
 
 -- Users compare two versions of a named model on the same rows with this.

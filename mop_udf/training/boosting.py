@@ -148,15 +148,15 @@ def refit(
 
 def answering(
     train: Rows, others: Rows, codes: list[int], classes: int, threads: int, seed: int, objective: dict[str, Any]
-) -> Callable[[tuple[dict[str, Any], int]], np.ndarray]:
-    """The function that trains a model (parameters, rounds) on `train` and returns its answers for `others`; arguments as of
-    `refit`. Raises ImportError without LightGBM."""
+) -> Callable[[tuple[dict[str, Any], int], float], np.ndarray]:
+    """The function that trains a model (parameters, rounds) on `train`, not beyond a moment of time.monotonic, and returns its
+    answers for `others`; arguments as of `refit`. Raises ImportError without LightGBM."""
     searching = _Search(imported(), train, others, codes, classes, max(1, threads), seed, objective)
 
-    def answers(model: tuple[dict[str, Any], int]) -> np.ndarray:
+    def answers(model: tuple[dict[str, Any], int], until: float) -> np.ndarray:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return searching.answers(*model)
+            return searching.answers(*model, until)
 
     return answers
 
@@ -290,16 +290,16 @@ class _Search:
         """LightGBM's text of a model after so many rounds."""
         return str(self._trained(params, rounds).model_to_string())
 
-    def answers(self, params: Mapping[str, Any], rounds: int) -> np.ndarray:
+    def answers(self, params: Mapping[str, Any], rounds: int, until: float) -> np.ndarray:
         """What a model after so many rounds answers for the validation rows: probabilities [rows, classes], or numbers [rows,
         1]."""
-        return self._answers(self._trained(params, rounds), rounds)
+        return self._answers(self._trained(params, rounds, until), rounds)
 
-    def _trained(self, params: Mapping[str, Any], rounds: int) -> Any:
+    def _trained(self, params: Mapping[str, Any], rounds: int, until: float = math.inf) -> Any:
         train, _ = self._datasets(params["max_bin"])
         booster = self._lightgbm.Booster({**self._fixed, **params}, train)
         for _ in range(rounds):
-            if booster.update():
+            if booster.update() or time.monotonic() > until:
                 break
         return booster
 

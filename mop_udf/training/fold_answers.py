@@ -17,14 +17,14 @@ def of_models(
     rows: Rows,
     folds: np.ndarray,
     models: Sequence[Model],
-    answering: Callable[[Rows, Rows], Callable[[Model], np.ndarray]],
+    answering: Callable[[Rows, Rows], Callable[[Model, float], np.ndarray]],
     until: float,
 ) -> list[np.ndarray]:
-    """The answers of the first models, as many as can be trained before `until` (of time.monotonic), at least one: for each the
-    answers [rows of the folds from 1 on, width], in the order of the rows.
+    """The answers of the first models, as many as can be trained before `until` (of time.monotonic): for each the answers [rows
+    of the folds from 1 on, width], in the order of the rows.
 
     `folds` [rows]: the number of each row's fold; the rows of fold 0 train only. `answering`: given the rows to train on and
-    the rows to answer for, the function that trains a model and returns its answers.
+    the rows to answer for, the function that trains a model, not beyond a moment, and returns its answers.
     """
     answered = np.flatnonzero(folds)
     parts = [(folds[answered] == k, answering(rows.at(folds != k), rows.at(folds == k))) for k in np.unique(folds) if k]
@@ -32,9 +32,11 @@ def of_models(
     seconds = 0.0
     for model in models:
         began = time.monotonic()
-        if found and began + seconds > until:
+        if began + seconds > until:
             break
-        own = [answer(model) for _, answer in parts]
+        own = [answer(model, until) for _, answer in parts]
+        if time.monotonic() > until:  # (what was trained is not the model)
+            break
         answers = np.empty((len(answered), own[0].shape[1]))
         for (places, _), values in zip(parts, own):
             answers[places] = values

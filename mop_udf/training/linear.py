@@ -184,14 +184,14 @@ def refit(
 
 def answering(
     train: Rows, others: Rows, codes: Sequence[Codes], pieces: Pieces | None, classes: int, loss: NumberLoss = SQUARES
-) -> Callable[[tuple[str, float]], np.ndarray]:
-    """The function that trains a model (design, penalty) on `train` and returns its answers for `others`, as of a trial. Raises
-    ImportError without SciPy."""
+) -> Callable[[tuple[str, float], float], np.ndarray]:
+    """The function that trains a model (design, penalty) on `train`, not beyond a moment of time.monotonic, and returns its
+    answers for `others`, as of a trial. Raises ImportError without SciPy."""
 
-    def answers(model: tuple[str, float]) -> np.ndarray:
+    def answers(model: tuple[str, float], until: float) -> np.ndarray:
         design, alpha = model
         given = codes, pieces if design == PIECES else None, classes, loss
-        weights = _Model(train, *given).fitted(alpha, math.inf, None)
+        weights = _Model(train, *given).fitted(alpha, until, None)
         return _Model(others, *given, train).answers(weights)[0]
 
     return answers

@@ -217,27 +217,29 @@ def answering(
     classes: int,
     seed: int,
     loss: NumberLoss = SQUARES,
-) -> Callable[[tuple[Recipe, int]], np.ndarray]:
-    """The function that trains a model (recipe, passes) on `train` and returns its answers for `others`, as of a trial."""
+) -> Callable[[tuple[Recipe, int], float], np.ndarray]:
+    """The function that trains a model (recipe, passes) on `train`, not beyond a moment of time.monotonic, and returns its
+    answers for `others`, as of a trial."""
     data = dict[bool, _Data]()
 
-    def answers(model: tuple[Recipe, int]) -> np.ndarray:
+    def answers(model: tuple[Recipe, int], until: float) -> np.ndarray:
         recipe, passes = model
         if recipe.pieces not in data:
             data[recipe.pieces] = _Data(
                 train, others, codes, dimensions, pieces if recipe.pieces else None, classes, loss
             )
         own = data[recipe.pieces]
-        return _after(own, recipe, passes, seed).answers(own.valid_x, own.valid_codes)
+        return _after(own, recipe, passes, seed, until).answers(own.valid_x, own.valid_codes)
 
     return answers
 
 
-def _after(data: _Data, recipe: Recipe, passes: int, seed: int) -> _Net:
-    """A net after so many passes."""
+def _after(data: _Data, recipe: Recipe, passes: int, seed: int, until: float = math.inf) -> _Net:
+    """A net after so many passes, or those before `until`."""
     net = _Net(data, recipe, seed)
     for number in range(1, passes + 1):
-        net.train_pass(number, math.inf)
+        if not net.train_pass(number, until):
+            break
     return net
 
 

@@ -206,7 +206,7 @@ def mop_ensemble(
             hint="Leave out balanced.",
         )
     if folds:
-        folded.check(db, has_nets, trained_on)
+        folded.check(db, has_nets, trained_on, validation_table)
     rows = Rows(db, validation_table, is_balanced, metric)
     if balanced and not rows.is_balanced:
         raise MopError("balanced needs classes, but the target has numbers", hint="Leave out balanced.")
@@ -220,7 +220,7 @@ def mop_ensemble(
     limit = trained_on and f"{seconds:g} s"
     more = {"trained_on": trained_on, "families": families, "time_limit": limit, "metric": metric}
     arguments = "".join(f", {key} => {quote_literal(value)}" for key, value in more.items() if value is not None)
-    arguments += ", balanced => true" * bool(balanced) + ", folds => true" * bool(folds)
+    arguments += ", balanced => true" * bool(balanced) + ", folds => true" * (others.rows is not None)
     statement = f"SELECT {db.extension}.mop_ensemble({call}, members => {most}{arguments});"
     details = {"ensemble": found.to_json(), **others.to_json()}
     return add_version(db, name, found.version(details=details, description=description, statement=statement))
@@ -293,12 +293,26 @@ class Others(dict[str, Trained]):
         if by_folds:
             if tell is not None:
                 tell("folds", sum(len(own.trials) for own in self.values()), None)
-            answered = folded.answered(*given, self, began + seconds - time.monotonic())
-            if answered is not None:
-                target, kept = answered
-                self.rows = rows.judging(target)
-                self.update({family: replace(own, kept=kept.get(family, [])) for family, own in self.items()})
+            self._let_all_choose(db, session, packed_text, rows, began + seconds - time.monotonic())
         self.seconds = time.monotonic() - began
+
+    def _let_all_choose(
+        self, db: Database, session: Session, packed_text: str | None, rows: Rows, seconds: float
+    ) -> None:
+        """Let the training rows choose, too, within `seconds`; a NOTICE tells where they cannot."""
+        try:
+            answered = folded.answered(
+                db, session, packed_text, rows.target, rows.is_balanced, rows.metric, self, seconds
+            )
+        except MopError as error:  # the models are trained: the validation rows choose among them
+            db.warning(f"only validation rows choose: {error.message}", detail=error.detail, hint=error.hint)
+            return
+        if answered is None:
+            db.notice("only validation rows choose: the time or the memory is too short for folds of the training rows")
+            return
+        target, kept = answered
+        self.rows = rows.judging(target)
+        self.update({family: replace(own, kept=kept.get(family, [])) for family, own in self.items()})
 
 
 def _check_packed_alike(db: Database, packed_text: str | None, rows: Rows) -> None:

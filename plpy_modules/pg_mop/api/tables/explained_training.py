@@ -102,16 +102,16 @@ def explain(training: Training, names: dict[str, str], version: int) -> None:
         began = time.monotonic()
         training.pack_parts(steps, packed)
         seconds["pack"] = factor * (time.monotonic() - began)
-        began = time.monotonic()
-        if training.has_nets:
-            training.make_nets(steps, names)
         kind = training.kind(steps, names)
-        seconds["nets"] = time.monotonic() - began
-        seconds["boosting"] = 0.0
+        seconds["nets"] = seconds["boosting"] = 0.0
         reasons = training.without_others(names)
         has_search = training.has_nets and not training.has_perceptrons_alone(reasons)
         if training.has_nets and not has_search:
             training.times.leave_out(time_shares.NETS, time_shares.OTHERS)
+        if has_search:
+            began = time.monotonic()
+            training.make_nets(steps, names)
+            seconds["nets"] = time.monotonic() - began
         if not all(reasons.values()):
             seconds["boosting"] = training.times.begin(time_shares.OTHERS)
         plan: dict[str, Any] = {"nets": []}

@@ -24,6 +24,7 @@ from pg_mop.packing.packed_table import PackedTable
 
 FOLDS = 5  # of the known rows
 MOST_ROWS = 5000  # known rows: of more, the validation part is large enough
+MOST_BYTES = 256 << 20  # of the answers of a family's models
 SHARE = 0.4  # of the time of the families
 # of this time, for each family, in their order
 SHARES = {trained.LINEAR: 0.1, trained.BOOSTING: 0.45, trained.MLP: 0.45}
@@ -34,18 +35,18 @@ _ANSWERS: dict[str, Callable[..., list[np.ndarray]]] = {
 }
 
 
-def check(db: Database, has_nets: bool, trained_on: str | None) -> None:
-    """Raises MopError where a call of mop_ensemble asks for folds that cannot choose."""
+def check(db: Database, has_nets: bool, trained_on: str | None, checked: str | None) -> None:
+    """Raises MopError where a call of mop_ensemble asks for folds that cannot choose; `checked`: the validation table."""
     if has_nets:
         raise MopError(
             "folds need trained_on, and no model table: its models are trained already",
             hint="Leave out folds; or model_table => NULL, trained_on => 'packed training table'.",
         )
     with db.undone():
-        count = packed_rows.count(db, PackedTable(db, trained_on, "packed table"))
+        count = sum(packed_rows.count(db, PackedTable(db, name, "packed table")) for name in (trained_on, checked))
     if count > MOST_ROWS:
         raise MopError(
-            f'folds choose by at most {MOST_ROWS:,} rows, and "{trained_on}" has {count:,}',
+            f'folds choose by at most {MOST_ROWS:,} rows, and "{trained_on}" and "{checked}" have {count:,}',
             detail="Of more rows, the validation rows are enough to choose by.",
             hint="Leave out folds.",
         )
@@ -62,13 +63,14 @@ def answered(
     seconds: float,
 ) -> tuple[Target, dict[str, list[Kept]]] | None:
     """(validation and training rows, the best models of each family with their answers for these), within about `seconds`; None
-    where the time is too short for one model of each family. Raises MopError."""
+    where the time or the memory is too short for one model of each family. Raises MopError."""
     ordered = {name: _best_first(own) for name, own in families.items() if own.kept}
     least = sum((FOLDS - 1) * kept[0].info["seconds"] for kept in ordered.values())
-    if not ordered or least > seconds:
+    rows = max((families[name].rows for name in ordered), default=0)
+    most = MOST_BYTES // (8 * (rows + len(valid.truth)) * valid.truth.shape[1])
+    if not ordered or least > seconds or not most:
         return None
     until = time.monotonic() + seconds
-    rows = max(families[name].rows for name in ordered)
     training = trained.read_target(db, packed_text, rows, is_balanced)
     together = valid.joined(training, is_balanced)
     numbers = np.concatenate([np.zeros(len(valid.truth), int), _dealt(training.truth, trained.seed_of(db))])
@@ -77,7 +79,7 @@ def answered(
         db.check_cancel()
         share = SHARES[name] / sum(SHARES[later] for later in list(ordered)[place:])
         folds = Folds(numbers, time.monotonic() + share * (until - time.monotonic()))
-        infos = [one.info for one in kept]
+        infos = [one.info for one in kept[:most]]
         answers = _ANSWERS[name](db, session, families[name].transform, together, infos, metric, folds)
         found[name] = [
             replace(one, answers=np.concatenate([one.answers, own]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -276,8 +277,9 @@ def mop_list_family_trials(db: Database) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     for table, name in _readable_models(db):
         for row in db.execute(f"SELECT version, details::text AS details FROM {table['t']} ORDER BY version"):
-            details = json.loads(row["details"] or "null")
-            found += [(name, row["version"], *trial) for trial in trained.trials_of(details)]
+            with contextlib.suppress(RecursionError):  # (of another role's model)
+                details = json.loads(row["details"] or "null")
+                found += [(name, row["version"], *trial) for trial in trained.trials_of(details)]
     return found
 
 

@@ -53,10 +53,11 @@ class TimeShares:
         """A step to come certainly takes so many seconds: the steps before it leave them."""
         self._needs[step] = seconds
 
-    def leave_out(self, step: str, heir: str) -> None:
+    def leave_out(self, step: str, heir: str, for_lack_of_time: bool = True) -> None:
         """A step to come does not come: `heir`, another one, has its share, too."""
         self._to_come[heir] += self._to_come.pop(step, 0.0)
-        self.left_out.append(step)
+        if for_lack_of_time:
+            self.left_out.append(step)
 
     def part(self, step: str) -> float:
         """The seconds that a step to come would get if it began now."""

@@ -272,8 +272,6 @@ class Training:
         asked = [name for name in ("folds", "layers") if getattr(a, name) is not None]
         if asked:
             raise MopError(f"{asked[0]} applies to nets, but this call trains none", hint=hint)
-        if self.db.explaining is not None:
-            raise MopError("a call without nets cannot be explained: it has no search of nets", hint=hint)
 
     def _groups(self, rows: Any, steps: Any = None) -> int:
         """The number of groups of a table or view. Raises MopError where they are fewer than the folds."""
@@ -315,8 +313,6 @@ class Training:
                 self.split_rows(steps, n)
                 self.draw_rows(steps, n, preparing)
                 self.pack_parts(steps, n)
-                if self.has_nets:
-                    self.make_nets(steps, n)
                 kind = self.kind(steps, n)
                 metric = self.judged_by(kind)
                 self.tell_of_rows(steps, n, kind)
@@ -324,7 +320,9 @@ class Training:
                 reasons = self.without_others(n)
                 if self.has_perceptrons_alone(reasons):
                     self.has_nets = False
-                    times.leave_out(time_shares.NETS, time_shares.OTHERS)
+                    times.leave_out(time_shares.NETS, time_shares.OTHERS, not self.are_folds_possible)
+                if self.has_nets:
+                    self.make_nets(steps, n)
                 rows, others = self._train_others(steps, session, n, reasons)
                 if self.has_nets:
                     self.search_nets(steps, n, kind)

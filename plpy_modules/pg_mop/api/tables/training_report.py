@@ -146,15 +146,16 @@ def _of_trial(trial: dict[str, Any]) -> str:
 
 def _of_members(details: dict[str, Any]) -> str:
     """The lines of the report about an ensemble."""
-    members = details["members"]
+    members, folds = details["members"], details.get("folds")
+    judged = f"in {folds} folds of {details['rows']} known rows" if folds else "in validation"
     metric, decision = details["metric"], Decision.read(details)
     decided = [] if decision is None else decision.described()
     if len(members) == 1:
-        return "\n".join([f"Chosen: {_of_trial(members[0])}; {metric} {details['value']:.4g} in validation.", *decided])
+        return "\n".join([f"Chosen: {_of_trial(members[0])}; {metric} {details['value']:.4g} {judged}.", *decided])
     return "\n".join(
         [
             f"Chosen: the weighted mean of {len(members)} models, of the best {details['candidates']}; {metric} "
-            f"{details['value']:.4g} in validation, {details['best_alone']:.4g} of the best model alone:",
+            f"{details['value']:.4g} {judged}, {details['best_alone']:.4g} of the best model alone:",
             *(f"  {member['weight']:.3g} {_of_trial(member)}" for member in members),
             *decided,
         ]
