@@ -36,9 +36,7 @@ def odd_place(server, request):
 
 
 # owner: a schema of the extension with a percent sign in its name (sql/70_help.sql, catalog.py)
-@pytest.mark.parametrize(
-    "odd_place", ['it\'s "odd" \\ 100%s =x', fill("host=x größe 日本 % "), "x" * 63, " "], indirect=True
-)
+@pytest.mark.parametrize("odd_place", [fill('host=x it\'s "odd" \\ 100%s größe 日本 %'), " "], indirect=True)
 def test_the_job_is_done_under_odd_names(odd_place):
     db, client, name, extension = odd_place
     prepare(db, name, name, extension=extension)
@@ -48,7 +46,7 @@ def test_the_job_is_done_under_odd_names(odd_place):
     assert {(row["owner"], row["status"]) for row in runs} == {(name, "finished")} and len(runs) == 2
 
 
-@pytest.mark.parametrize("name", ['say "x"', "it's \\ 100%s", "dbname=x größe 日本", "a,b", "C" * 50])
+@pytest.mark.parametrize("name", ['say "x", it\'s \\ 100%s', "dbname=x größe 日本 " + "C" * 27])
 def test_odd_tables_and_columns(db, name):
     """Output tables take a suffix, so that their names are shorter than 63 bytes."""
     s = quoted(name)

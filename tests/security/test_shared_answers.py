@@ -50,14 +50,14 @@ def otto(db):
         "CREATE TABLE beans AS SELECT i AS id, i % 7 AS size, (ARRAY['bitter', 'sweet', 'acrid'])[1 + i % 3] AS taste, "
         "'a bean number ' || i AS note, (i % 7 > 3)::text AS y FROM generate_series(1, 400) i"
     )
-    for name, columns, target, kind in (
-        ("classes", "size, taste, y", "y", "classification"),
-        ("numbers", "size, size + 1.5 AS length, taste", "length", "regression"),
-        ("words", "size, note, y", "y", "classification"),
+    for name, columns, target, kind, how in (
+        ("classes", "size, taste, y", "y", "classification", "'linear'"),
+        ("numbers", "size, size + 1.5 AS length, taste", "length", "regression", "'linear'"),
+        ("words", "size, note, y", "y", "classification", "'nets', layers => 'small', max_trials => 1, time_limit => '4 s'"),
     ):
         otto.run(
-            f"SELECT mop_train('SELECT {columns} FROM beans', '{name}', '{target}', kind => '{kind}', max_trials => 1, "
-            "baselines => FALSE, layers => 'small', families => 'nets', time_limit => '4 s')"
+            f"SELECT mop_train('SELECT {columns} FROM beans', '{name}', '{target}', kind => '{kind}', "
+            f"baselines => FALSE, families => {how})"
         )
         otto.run(f"SELECT mop_share('{name}', 'anna', what => 'answers')")
     otto.run(

@@ -15,15 +15,15 @@ CIRCLES = {
 SIDE_BY_SIDE = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
 # the files that take longest, about in this order: they begin first, because two workers would wait for one that ends last
 LONG = """
-sql/test_mop_search.py sql/test_train.py engines/test_engines.py client/test_client.py sql/test_training_checks.py
-sql/test_spaces_in_sql.py sql/test_chains.py sql/test_fit_multiple.py equivalence/test_frameworks.py
-sql/test_evaluate_predict.py security/test_attacks.py faults/test_trainer_pool.py faults/test_resume.py
-faults/test_faults.py faults/test_soak_findings.py security/test_shared_training.py client/test_model.py
-sql/test_tables.py sql/test_explain.py upgrade/test_upgrade.py sql/test_families.py living/test_dump.py
-sql/test_metrics.py sql/test_contract.py sql/test_status_line.py
+sql/test_chains.py faults/test_faults.py faults/test_trainer_pool.py sql/test_train.py engines/test_engines.py
+sql/test_mop_search.py security/test_shared_training.py faults/test_resume.py client/test_client.py
+sql/test_training_checks.py sql/test_spaces_in_sql.py faults/test_soak_findings.py sql/test_fit_multiple.py
+equivalence/test_frameworks.py sql/test_evaluate_predict.py security/test_attacks.py client/test_model.py
+sql/test_families.py sql/test_tables.py sql/test_explain.py upgrade/test_upgrade.py living/test_dump.py
+sql/test_metrics.py sql/test_contract.py sql/test_status_line.py client/test_command.py client/test_dashboard_browser.py
 thorough/training/test_kinds_of_models.py thorough/faults/test_copies.py thorough/engines/test_engines.py
 thorough/faults/test_joining.py thorough/kernels/test_kernels.py thorough/security/test_shared_training.py
-thorough/browser/test_dashboard_page.py thorough/faults/test_matrix.py
+thorough/browser/test_dashboard_page.py thorough/faults/test_matrix.py thorough/training/test_weights_of_layers.py
 """.split()
 
 
