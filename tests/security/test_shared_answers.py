@@ -53,7 +53,13 @@ def otto(db):
     for name, columns, target, kind, how in (
         ("classes", "size, taste, y", "y", "classification", "'linear'"),
         ("numbers", "size, size + 1.5 AS length, taste", "length", "regression", "'linear'"),
-        ("words", "size, note, y", "y", "classification", "'nets', layers => 'small', max_trials => 1, time_limit => '4 s'"),
+        (
+            "words",
+            "size, note, y",
+            "y",
+            "classification",
+            "'nets', layers => 'small', max_trials => 1, time_limit => '4 s'",
+        ),
     ):
         otto.run(
             f"SELECT mop_train('SELECT {columns} FROM beans', '{name}', '{target}', kind => '{kind}', "
