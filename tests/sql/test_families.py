@@ -376,7 +376,6 @@ def test_ensembles_by_folds_name_what_they_lack(fields):
     )
     error = fields.error(call.format("NULL").replace("'wet_packed'", "'bulky'"))
     assert "at most 5,000 rows" in str(error) and error.diag.message_hint
-    assert "5 folds" not in fields.value(TRAIN.format("hasty", "wet", "").replace("'6 s'", "'10 ms'"))
 
 
 def test_members_that_are_trained_again_answer_as_before_but_for_their_rows(fields):
