@@ -12,13 +12,11 @@ from pg_mop.api.tables.trained import (
     BOOSTING,
     MOST_BYTES,
     NETS,
-    Folds,
     Kept,
     Target,
     Tell,
     Trained,
     answer_of,
-    answers_of,
     check_installed,
     kept_of,
     seed_of,
@@ -122,23 +120,10 @@ def refit(
     db: Database, session: Session, transform: Transform, rows: Target, infos: Sequence[dict[str, Any]], metric: Metric
 ) -> list[bytes]:
     """LightGBM's texts of the models of these `infos`, trained on `rows` for the metric. Raises MopError."""
-    return [bytes(text) for text in _again(db, session, transform, rows, infos, metric)]
+    return [bytes(text) for text in again(db, session, transform, rows, infos, metric)]
 
 
-def fold_answers(
-    db: Database,
-    session: Session,
-    transform: Transform,
-    rows: Target,
-    infos: Sequence[dict[str, Any]],
-    metric: Metric,
-    folds: Folds,
-) -> list[np.ndarray]:
-    """What the first of these models answer for rows of folds that they are not trained on. Raises MopError."""
-    return answers_of(_again(db, session, transform, rows, infos, metric, **folds.header), folds.count)
-
-
-def _again(
+def again(
     db: Database,
     session: Session,
     transform: Transform,
@@ -147,7 +132,8 @@ def _again(
     metric: Metric,
     **more: Any,
 ) -> Sequence[Any]:
-    """The trainer's answer to a request for models with known parameters."""
+    """The payloads of the trainer's answer to a request `refit` for the models of these `infos`; `more`: of its header. Raises
+    MopError."""
     encoder = TreeInputs(transform.inputs)
     (target,) = transform.outputs
     classes = len(target.classes) if isinstance(target, OneHot) else 0

@@ -55,11 +55,6 @@ MOST_TRIED = CANDIDATES + boosting.KEPT + linear.KEPT + perceptrons.KEPT
 MOST_ROWS, LEAST_ROWS = 20_000, 500  # that choose
 MOST_BYTES = 256 << 20  # of these rows, of all candidates' answers, and of the weights of an ensemble
 CHUNK_ROWS = 10_000  # that a model answers for at a time
-SHARES = {
-    trained.LINEAR: 0.1,
-    trained.BOOSTING: 0.45,
-    trained.MLP: 0.45,
-}  # of the time of families but nets, in their order
 LEAST_SECONDS = 0.5  # of each
 SAMPLES, SAMPLED_ROWS = 20, 100_000  # of the validation rows, that select members; rows of all samples, at most
 RANKED_COST = 12  # of a selection by a metric of ranks, relative to others
@@ -257,7 +252,7 @@ class Others(dict[str, Trained]):
         until = began + seconds * (1 - folded.SHARE * by_folds)
         _check_packed_alike(db, packed_text, rows)
         reasons = obstacles(rows.transform, families)
-        possible = [family for family in SHARES if reasons.get(family, "") is None]
+        possible = [family for family in trained.SHARES if reasons.get(family, "") is None]
         if is_needed and not reasons:
             raise MopError(
                 "families names nets alone, which are not trained here", hint=f"families => '{trained.LINEAR}'"
@@ -270,8 +265,7 @@ class Others(dict[str, Trained]):
         given = db, session, packed_text, rows.target, rows.is_balanced, rows.metric
         problems: list[MopError] = []
         for number, family in enumerate(possible):
-            share = SHARES[family] / sum(SHARES[later] for later in possible[number:])
-            part = max(LEAST_SECONDS, share * (until - time.monotonic()))
+            part = max(LEAST_SECONDS, trained.share_of(possible[number:]) * (until - time.monotonic()))
             own_tell = None
             if tell is not None:
                 own_tell = functools.partial(tell, family)
@@ -329,7 +323,7 @@ def _check_packed_alike(db: Database, packed_text: str | None, rows: Rows) -> No
 
 def obstacles(transform: Transform, families: Collection[str]) -> dict[str, str | None]:
     """Why these families but nets cannot be trained for rows of a transform; None: they can."""
-    why = dict.fromkeys(SHARES, dense_inputs.obstacle) | {trained.BOOSTING: boosting.obstacle}
+    why = dict.fromkeys(trained.SHARES, dense_inputs.obstacle) | {trained.BOOSTING: boosting.obstacle}
     return {family: own(transform) for family, own in why.items() if family in families}
 
 

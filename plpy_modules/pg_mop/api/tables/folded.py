@@ -8,13 +8,13 @@ stacking: Wolpert 1992, Breiman 1996), and all rows select the ensemble.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mop_udf.aggregate import Session
 from pg_mop.api.tables import boosting, linear, perceptrons, trained
-from pg_mop.api.tables.trained import Folds, Kept, Target, Trained
+from pg_mop.api.tables.trained import Kept, Target, Trained
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
@@ -26,12 +26,10 @@ FOLDS = 5  # of the known rows
 MOST_ROWS = 5000  # known rows: of more, the validation part is large enough
 MOST_BYTES = 256 << 20  # of the answers of a family's models
 SHARE = 0.4  # of the time of the families
-# of this time, for each family, in their order
-SHARES = {trained.LINEAR: 0.1, trained.BOOSTING: 0.45, trained.MLP: 0.45}
-_ANSWERS: dict[str, Callable[..., list[np.ndarray]]] = {
-    trained.LINEAR: linear.fold_answers,
-    trained.BOOSTING: boosting.fold_answers,
-    trained.MLP: perceptrons.fold_answers,
+_AGAIN: dict[str, Callable[..., Sequence[Any]]] = {
+    trained.LINEAR: linear.again,
+    trained.BOOSTING: boosting.again,
+    trained.MLP: perceptrons.again,
 }
 
 
@@ -73,14 +71,14 @@ def answered(
     until = time.monotonic() + seconds
     training = trained.read_target(db, packed_text, rows, is_balanced)
     together = valid.joined(training, is_balanced)
-    numbers = np.concatenate([np.zeros(len(valid.truth), int), _dealt(training.truth, trained.seed_of(db))])
+    folds = np.concatenate([np.zeros(len(valid.truth), int), _dealt(training.truth, trained.seed_of(db))])
     found: dict[str, list[Kept]] = {}
     for place, (name, kept) in enumerate(ordered.items()):
         db.check_cancel()
-        share = SHARES[name] / sum(SHARES[later] for later in list(ordered)[place:])
-        folds = Folds(numbers, time.monotonic() + share * (until - time.monotonic()))
-        infos = [one.info for one in kept[:most]]
-        answers = _ANSWERS[name](db, session, families[name].transform, together, infos, metric, folds)
+        share = trained.share_of(list(ordered)[place:])
+        ends = time.monotonic() + share * (until - time.monotonic())
+        given = db, session, families[name].transform, together, [one.info for one in kept[:most]], metric
+        answers = trained.answers_of(_AGAIN[name](*given, folds=folds.tolist(), until=ends), len(training.truth))
         found[name] = [
             replace(one, answers=np.concatenate([one.answers, own]))
             for one, own in zip(kept, answers)

@@ -12,8 +12,7 @@ from typing import Any
 from mop_udf.aggregate import Session
 from pg_mop.api.tables import dense_inputs
 from pg_mop.api.tables.dense_inputs import DenseInputs
-from pg_mop.api.tables.trained import MLP, Folds, Target, Tell, Trained, answers_of, seed_of
-from pg_mop.backend.arrays import np
+from pg_mop.api.tables.trained import MLP, Target, Tell, Trained, seed_of
 from pg_mop.backend.database import Database
 from pg_mop.columns import Transform
 from pg_mop.inference.metrics import Metric
@@ -48,37 +47,24 @@ def refit(
     db: Database, session: Session, transform: Transform, rows: Target, infos: Sequence[dict[str, Any]], metric: Metric
 ) -> list[tuple[str, bytes]]:
     """(architecture, weights) of the models of these `infos`, trained on `rows` for the metric. Raises MopError."""
-    inputs = DenseInputs(transform)
-    payloads = _again(db, session, inputs, rows, infos, metric)
+    inputs, payloads = DenseInputs(transform), again(db, session, transform, rows, infos, metric)
     return [_net(inputs, info, bytes(weights)) for info, weights in zip(infos, payloads, strict=True)]
 
 
-def fold_answers(
+def again(
     db: Database,
     session: Session,
     transform: Transform,
     rows: Target,
     infos: Sequence[dict[str, Any]],
     metric: Metric,
-    folds: Folds,
-) -> list[np.ndarray]:
-    """What the first of these models answer for rows of folds that they are not trained on. Raises MopError."""
-    return answers_of(_again(db, session, DenseInputs(transform), rows, infos, metric, **folds.header), folds.count)
-
-
-def _again(
-    db: Database,
-    session: Session,
-    inputs: DenseInputs,
-    rows: Target,
-    infos: Sequence[dict[str, Any]],
-    metric: Metric,
     **more: Any,
 ) -> Sequence[Any]:
-    """The trainer's answer to a request for models with known parameters."""
+    """The payloads of the trainer's answer to a request `refit` for the models of these `infos`; `more`: of its header. Raises
+    MopError."""
     models = [[info["params"], info["passes"]] for info in infos]
     request = {"op": "refit", "family": MLP, "models": models, "seed": seed_of(db), **more}
-    return dense_inputs.asked(db, session, inputs, [rows], metric, request)[1]
+    return dense_inputs.asked(db, session, DenseInputs(transform), [rows], metric, request)[1]
 
 
 def _info(trial: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from pg_mop.packing.packed_table import PackedTable
 NETS, BOOSTING, LINEAR, MLP = "nets", "boosting", "linear", "mlp"
 PACKAGES = {NETS: None, BOOSTING: "lightgbm", LINEAR: "scipy", MLP: "scipy"}  # {family: the package that it needs}
 FAMILIES = tuple(PACKAGES)
+# of the time of families but nets, in their order
+SHARES = {LINEAR: 0.1, BOOSTING: 0.45, MLP: 0.45}
 MOST_NUMBER = 2.0**31  # in the details of a version
 SECONDS = 10.0  # that the families are trained in a call of mop_ensemble
 MOST_BYTES = 512 << 20  # of rows that are read at once
@@ -40,6 +42,11 @@ def families_of(text: str | None) -> tuple[str, ...]:
     for name in names:
         check_installed(name)
     return tuple(name for name in FAMILIES if name in names)
+
+
+def share_of(families: Sequence[str]) -> float:
+    """The first family's share of the time that is left for these families."""
+    return SHARES[families[0]] / sum(SHARES[family] for family in families)
 
 
 def check_installed(family: str) -> None:
@@ -158,8 +165,8 @@ def answer_of(trainer: Any, tell: Tell | None) -> tuple[dict[str, Any], list[Any
 
 
 def trials_of(details: Any) -> list[tuple[Any, ...]]:
-    """The rows of mop_family_trials (but model and version) that the details of a version have; what cannot be read is left
-    out.
+    """The rows of the view mop_family_trials, without model and version, from a version's details. The function leaves out what
+    it cannot read.
 
     >>> members = [{"family": "mlp", "trial": 1, "weight": 0.7}]
     >>> trials_of({"mlp": {"trials": [{"params": {}, "loss": 0.5, "passes": 3}, 7]}, "ensemble": {"members": members}})
@@ -185,24 +192,6 @@ def trials_of(details: Any) -> list[tuple[Any, ...]]:
                 loss, seconds = number(trial.get("loss")), number(trial.get("seconds"))
                 found.append((family, place, params, loss, None if rounds is None else int(rounds), seconds, share))
     return found
-
-
-@dataclass(frozen=True)
-class Folds:
-    """Folds of rows. `numbers` [rows]: that of each row; `until`: when the models that have begun end, of time.monotonic."""
-
-    numbers: np.ndarray
-    until: float
-
-    @property
-    def header(self) -> dict[str, Any]:
-        """What a request says of them."""
-        return {"folds": self.numbers.tolist(), "until": self.until}
-
-    @property
-    def count(self) -> int:
-        """The rows that are answered: those of fold 0 have their answers."""
-        return int(np.count_nonzero(self.numbers))
 
 
 def answers_of(payloads: Sequence[Any], rows: int) -> list[np.ndarray]:
