@@ -7,6 +7,7 @@ first recipes are fixed, then some are random, then good ones are varied.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -200,12 +201,8 @@ def refit(
     loss: NumberLoss = SQUARES,
 ) -> list[list[np.ndarray]]:
     """The weights of models (recipe, passes), trained on `rows`."""
-    found, data = [], dict[bool, _Data]()
-    for recipe, passes in models:
-        if recipe.pieces not in data:
-            data[recipe.pieces] = _Data(rows, None, codes, dimensions, pieces if recipe.pieces else None, classes, loss)
-        found.append(_after(data[recipe.pieces], recipe, passes, seed).copied())
-    return found
+    data_of = _data_of(rows, None, codes, dimensions, pieces, classes, loss)
+    return [_after(data_of(recipe.pieces), recipe, passes, seed).copied() for recipe, passes in models]
 
 
 def answering(
@@ -220,18 +217,29 @@ def answering(
 ) -> Callable[[tuple[Recipe, int], float], np.ndarray]:
     """The function that trains a model (recipe, passes) on `train`, not beyond a moment of time.monotonic, and returns its
     answers for `others`, as of a trial."""
-    data = dict[bool, _Data]()
+    data_of = _data_of(train, others, codes, dimensions, pieces, classes, loss)
 
     def answers(model: tuple[Recipe, int], until: float) -> np.ndarray:
         recipe, passes = model
-        if recipe.pieces not in data:
-            data[recipe.pieces] = _Data(
-                train, others, codes, dimensions, pieces if recipe.pieces else None, classes, loss
-            )
-        own = data[recipe.pieces]
-        return _after(own, recipe, passes, seed, until).answers(own.valid_x, own.valid_codes)
+        data = data_of(recipe.pieces)
+        return _after(data, recipe, passes, seed, until).answers(data.valid_x, data.valid_codes)
 
     return answers
+
+
+def _data_of(
+    train: Rows,
+    valid: Rows | None,
+    codes: Sequence[Codes],
+    dimensions: Sequence[int],
+    pieces: Pieces | None,
+    classes: int,
+    loss: NumberLoss,
+) -> Callable[[bool], _Data]:
+    """The function that returns the rows with or without pieces; it makes each of the two once."""
+    return functools.lru_cache(None)(
+        lambda has_pieces: _Data(train, valid, codes, dimensions, pieces if has_pieces else None, classes, loss)
+    )
 
 
 def _after(data: _Data, recipe: Recipe, passes: int, seed: int, until: float = math.inf) -> _Net:
