@@ -23,7 +23,7 @@ from pg_mop_client.watching import LEAST_SECONDS, Look, Watcher, duration, print
 
 LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 10  # for a cancelled call to end
-# what the session of mop_train's steps says of them (api/tables/steps.py)
+# the comment in which the session of the steps names the present step (api/tables/steps.py)
 TOLD = re.compile(r"^/\* mop_train \d+ (\w+) ")
 STEP = re.compile(r"\bmop_(split|pack|architecture|search)\(|\b(load_keras_model)\(")
 TRAINED = {

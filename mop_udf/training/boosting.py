@@ -291,8 +291,8 @@ class _Search:
         return str(self._trained(params, rounds).model_to_string())
 
     def answers(self, params: Mapping[str, Any], rounds: int, until: float) -> np.ndarray:
-        """What a model after so many rounds answers for the validation rows: probabilities [rows, classes], or numbers [rows,
-        1]."""
+        """The answers of a model for the validation rows, after so many rounds: probabilities [rows, classes], or numbers
+        [rows, 1]. Training ends at `until`, too."""
         return self._answers(self._trained(params, rounds, until), rounds)
 
     def _trained(self, params: Mapping[str, Any], rounds: int, until: float = math.inf) -> Any:

@@ -1,5 +1,4 @@
-"""What models answer for rows that they were not trained on: models of the other folds answer for each fold. Runs in the
-trainer."""
+"""Out-of-fold answers: a model that is trained on the other folds answers for the rows of a fold. Runs in the trainer."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def of_models(
         if began + seconds > until:
             break
         own = [answer(model, until) for _, answer in parts]
-        if time.monotonic() > until:  # (what was trained is not the model)
+        if time.monotonic() > until:  # the time has cut the training of a fold
             break
         answers = np.empty((len(answered), own[0].shape[1]))
         for (places, _), values in zip(parts, own):

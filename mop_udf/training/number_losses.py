@@ -1,4 +1,4 @@
-"""The losses by which numbers are trained whole: squares, or those of a quantile. Runs in the trainer."""
+"""Loss functions of models for numbers that a trainer trains whole: the square, or the pinball loss of a quantile."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ LEAST_WIDTH = 1e-6
 
 @dataclass(frozen=True)
 class NumberLoss:
-    """The square of what an answer misses; with `share`, `scale` times the pinball loss (Koenker and Bassett 1978), whose best
-    answer is this quantile. The absolute error is twice the pinball loss of the median."""
+    """The squared error. With `share`, the loss is `scale` times the pinball loss (Koenker and Bassett 1978), which that
+    quantile minimises. The absolute error is twice the pinball loss of the median."""
 
     share: float | None = None
     scale: float = 1.0

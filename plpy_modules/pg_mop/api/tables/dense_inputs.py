@@ -183,9 +183,9 @@ def search(
     info_of: Callable[[dict[str, Any]], dict[str, Any]],
     net_of: Callable[[DenseInputs, dict[str, Any], bytes], tuple[str, bytes]],
 ) -> Trained:
-    """The trials of a family on a packed table, for so many seconds; `valid`: the rows that judge; `metric`: for which
-    numbers are trained; `tell`: told of the trials so far. `request`: what the family's
-    request has besides the rows; `info_of`, `net_of`: what a version keeps of a trial, and its net. Raises MopError."""
+    """The trials of a family on a packed table, for so many seconds; `valid`: the rows that judge; `metric`: names the loss for
+    numbers; `tell`: gets the trials so far; `request`: the family's request without its rows; `info_of`, `net_of`:
+    what a version keeps of a trial, and its net. Raises MopError."""
     began = time.monotonic()
     check_installed(request["op"])
     with db.undone():  # a lock on a step's table would hinder its owner, another session of this call, from dropping it

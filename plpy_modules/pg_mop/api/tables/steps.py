@@ -87,9 +87,9 @@ class Steps:
         raise problem
 
     def tell(self, step: str, left: float, trials: int = 0, loss: float | None = None) -> None:
-        """Let other sessions see, by the view mop_trainings, what this call does. `left`: seconds of its time limit; `trials`:
-        of a family so far, and the least `loss` of them. The session's present or last statement says it, as a comment: nothing
-        must be committed. Raises MopError."""
+        """Publish the present `step` of this call in the view mop_trainings. `left`: seconds of the time limit; `trials`: of a
+        family so far; `loss`: the least of theirs. A comment of the session's statement carries the values, so the call commits
+        nothing. Raises MopError."""
         best = "" if loss is None else f"{loss:.9f}"
         self._told = f"/* mop_train {self._pid} {step} {time.time() + left:.0f} {trials} {best} */ "
         self.run("SELECT 1", True)
